@@ -1,0 +1,1 @@
+"""Everything that acts: environments, prompts, engines and the rollout that joins them."""

@@ -1,0 +1,1 @@
+"""Environments, one plug-in each: see `actors.core.load_environment`."""

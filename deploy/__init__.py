@@ -1,0 +1,1 @@
+"""The CLI `tandem`, run configs and the launchers."""

@@ -1,0 +1,119 @@
+"""The config of a run: each owner's own model, composed. Its defaults are the main job of `make train`."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from actors.core import load_environment
+from actors.prompt import Config as PromptConfig
+from actors.sampling import Sampling
+from learner.config import LearnerConfig, ModelConfig, OptimizerConfig
+from replay.config import Config as ReplayConfig
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class WarmStart(Section):
+    """Imitation of a demonstrator, so that reinforcement learning has successes to learn from. Skipped where `updates` is 0."""
+
+    demonstrations: int = Field(default=10_000, ge=1)
+    """Games that the environment's expert plays, all of the train split."""
+    updates: int = Field(default=700, ge=0)
+    batch: int = Field(default=32, ge=1)
+    """Demonstrations an update."""
+    objectives: list[dict[str, Any]] = [
+        {"name": "supervised"},
+        {"name": "next_observation", "coefficient": 0.2, "normalise": "token"},
+    ]
+    learner: LearnerConfig = LearnerConfig(
+        minibatches=1,
+        optimizer=OptimizerConfig(
+            name="muon", lr=5e-3, betas=(0.9, 0.98), weight_decay=0.05, warmup_updates=100, schedule="cosine"
+        ),
+    )
+
+
+class PolicyTraining(Section):
+    """Reinforcement learning with the objectives listed, summed: each has its own denominator and coefficient."""
+
+    updates: int = Field(default=150, ge=0)
+    advantages: dict[str, Any] = {"name": "gigpo"}
+    objectives: list[dict[str, Any]] = [
+        {"name": "policy_gradient", "entropy_bonus": 0.02},
+        {"name": "paw", "replay_ratio": 0.125},
+    ]
+    learner: LearnerConfig = LearnerConfig(
+        minibatches=2,
+        wm_max_grad_ratio=1.0,
+        optimizer=OptimizerConfig(name="adamw", lr=1e-3, betas=(0.9, 0.95), warmup_updates=8, schedule="linear"),
+    )
+
+
+class Evaluation(Section):
+    """Held-out games, played before, during and after training. No held-out game is ever a training game: asserted."""
+
+    split: str = "unseen"
+    games: int = Field(default=256, ge=1)
+    every: int = Field(default=25, ge=0)
+    """Updates between evaluations during training (0: only before and after)."""
+    samples: int = Field(default=4, ge=1)
+    """Replies a game before and after training, for pass@k; evaluations on the way take one."""
+    seed: int = 0
+    """Chooses the games and the sampling: the same for every training seed, so that runs compare on the same games."""
+
+
+class Collapse(Section):
+    """What counts as a collapse, over `window` updates in a row, and what happens then."""
+
+    policy: Literal["stop", "rollback", "ignore"] = "stop"
+    """stop: save nothing more, say why. rollback: go back to the last checkpoint and draw other games, `rollbacks` times."""
+    rollbacks: int = Field(default=2, ge=0)
+    window: int = Field(default=5, ge=1)
+    invalid_share: float = Field(default=0.9, gt=0, le=1)
+    """Share of refused actions at and above which the policy no longer plays."""
+    entropy: float = Field(default=1e-3, ge=0)
+    """Nats at and below which the policy no longer explores, counted only where it does not succeed either."""
+    success_drop: float = Field(default=0.9, gt=0, le=1)
+    """Fall of training success below its best window, as a share of that best."""
+    success_from: float = Field(default=0.2, gt=0, le=1)
+    """Best success from which a fall counts: below it, chance alone can empty a window."""
+
+
+class Checkpoints(Section):
+    every: int = Field(default=25, ge=1)
+    """Updates between checkpoints in policy training."""
+    every_warm_start: int = Field(default=200, ge=1)
+    """The same in the warm start."""
+    keep: int = Field(default=2, ge=-1)
+    """Newest checkpoints kept (-1: all)."""
+
+
+class RunConfig(Section):
+    name: str = "household"
+    seed: int = Field(default=0, ge=0)
+    """Every random choice of the run derives from it; `protos.seeding` says how."""
+    threads: int = Field(default=2, ge=1)
+    """Threads of torch in this process."""
+    environment: dict[str, Any] = {"name": "household"}
+    """`name`: a file of actors/envs or a dotted path to your own module; the other keys are its Config's."""
+    prompt: PromptConfig = PromptConfig()
+    sampling: Sampling = Sampling()
+    model: ModelConfig = ModelConfig()
+    replay: ReplayConfig = ReplayConfig()
+    warm_start: WarmStart = WarmStart()
+    training: PolicyTraining = PolicyTraining()
+    evaluation: Evaluation = Evaluation()
+    collapse: Collapse = Collapse()
+    checkpoints: Checkpoints = Checkpoints()
+
+    @model_validator(mode="after")
+    def _check_environment(self) -> "RunConfig":
+        self.environment_config()
+        return self
+
+    def environment_config(self) -> Any:
+        """The environment's own Config, validated."""
+        settings = {key: value for key, value in self.environment.items() if key != "name"}
+        return load_environment(self.environment.get("name", "")).Config.model_validate(settings)

@@ -1,0 +1,91 @@
+"""A run's parts, put together in one process: environment, tokenizer, prompt, learner, engine, replay.
+
+The engine samples from the learner's own module, so publishing weights costs nothing here; the versions, leases and
+tables are those of the distributed system.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from actors import plugins
+from actors.core import Environment, load_environment
+from actors.engines.transformers import TransformersEngine
+from actors.prompt import AppendPrompt
+from deploy.config import RunConfig
+from learner.learner import Learner
+from protos.errors import ConfigError
+from protos.records import Version
+from protos.seeding import derive_seed
+from protos.tokens import FILE, TextTokenizer
+from replay.service import Replay
+
+
+@dataclass(frozen=True)
+class World:
+    """The environment module with its validated config, and how its texts become token ids."""
+
+    name: str
+    module: ModuleType
+    config: Any
+    prompt: AppendPrompt
+
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        return self.prompt.tokenizer
+
+    def make(self) -> Environment:
+        return self.module.build(self.config)
+
+    def tasks(self, split: str, seed: int, start: int, count: int) -> list[str]:
+        return plugins.task_ids(self.module, self.config, split, seed, start, count)
+
+    def fingerprint(self, task_id: str) -> str:
+        """Equal for equal games, whatever they are called: what tells a held-out game from a training game."""
+        if hasattr(self.module, "game_fingerprint"):
+            return self.module.game_fingerprint(self.config, task_id)
+        return task_id
+
+
+def build_world(config: RunConfig, tokenizer_folder: Path | None = None) -> World:
+    """The environment, with the tokenizer saved beside the model that it starts from, or one made for the environment."""
+    module = load_environment(config.environment["name"])
+    environment = config.environment_config()
+    folder = tokenizer_folder or (Path(config.model.path) if config.model.path else None)
+    if folder is not None and (folder / FILE).is_file():
+        tokenizer = TextTokenizer.load(folder)
+    else:
+        tokenizer = plugins.tokenizer(module, environment, seed=config.seed)
+    return World(config.environment["name"], module, environment, AppendPrompt(tokenizer, config.prompt))
+
+
+def build_learner(config: RunConfig, tokenizer: TextTokenizer) -> Learner:
+    """The learner with its model, whose context is checked against the prompt's limit."""
+    torch.set_num_threads(config.threads)
+    torch.use_deterministic_algorithms(True)
+    learner = Learner(
+        config.model, vocab_size=tokenizer.size, pad_id=tokenizer.pad_id, eoa_id=tokenizer.eoa_id, seed=config.seed
+    )
+    room = getattr(learner.model.config, "max_position_embeddings", None)
+    if room is not None and config.prompt.max_tokens > room:
+        raise ConfigError(f"prompt.max_tokens = {config.prompt.max_tokens} exceeds the {room} positions of the model")
+    return learner
+
+
+def build_engine(config: RunConfig, learner: Learner, tokenizer: TextTokenizer) -> TransformersEngine:
+    return TransformersEngine(learner.model, tokenizer, config.sampling, Version(0, 0))
+
+
+def build_replay(config: RunConfig, world: World, version: Version, course: int = 0) -> Replay:
+    """Replay whose rollout leases draw tasks of the train split; each `course` (a rollback begins one) draws others."""
+    seed = derive_seed(config.seed, "rollout", course)
+    return Replay(
+        config.replay,
+        run=f"{config.name}-s{config.seed}",
+        seed=seed,
+        tasks=lambda index: world.tasks("train", seed, index, 1)[0],
+        version=version,
+    )

@@ -1,0 +1,1 @@
+"""The learner: batches, advantages, objectives, RLlib's learner around them, checkpoints."""

@@ -1,0 +1,98 @@
+"""Settings of the model, the optimizers and the update (no torch here: `tandem --help` reads this file)."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+SETTINGS = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+class ModelConfig(BaseModel):
+    """A Qwen2 causal language model made from scratch, or any Hugging Face causal LM in a local folder."""
+
+    model_config = SETTINGS
+
+    path: str | None = None
+    """Folder of a Hugging Face checkpoint to start from; the sizes below are then the checkpoint's own."""
+    width: int = Field(96, ge=1)
+    """Hidden size of the residual stream."""
+    layers: int = Field(3, ge=1)
+    """Decoder layers."""
+    heads: int = Field(4, ge=1)
+    """Attention heads; each is `width / heads` wide."""
+    mlp: int = Field(288, ge=1)
+    """Hidden size of the gated MLP."""
+    rope_theta: float = Field(10_000.0, gt=0)
+    """Base of the rotary position frequencies."""
+    max_positions: int = Field(1024, ge=1)
+    """Longest sequence, in tokens."""
+
+    @model_validator(mode="after")
+    def _heads_divide_width(self) -> "ModelConfig":
+        if self.width % (2 * self.heads):
+            raise ValueError(
+                f"width {self.width} is not a multiple of 2 * heads = {2 * self.heads}: "
+                "rotary positions turn pairs of channels within each head"
+            )
+        return self
+
+
+class OptimizerConfig(BaseModel):
+    """Optimizer and learning-rate schedule of one phase of training."""
+
+    model_config = SETTINGS
+
+    name: Literal["adamw", "muon"] = "adamw"
+    """`muon`: Muon (arXiv 2502.16982) on matrices except embeddings, AdamW on the rest; `adamw`: AdamW on everything."""
+    lr: float = Field(1e-3, gt=0)
+    """Peak learning rate. Muon's steps are scaled to AdamW's root mean square, so one rate serves both."""
+    betas: tuple[Probability, Probability] = (0.9, 0.95)
+    """AdamW's decay rates of the first and second moments."""
+    momentum: Probability = 0.95
+    """Muon's Nesterov momentum."""
+    weight_decay: float = Field(0.05, ge=0)
+    """Decoupled weight decay on matrices except embeddings; everything else decays by 0."""
+    warmup_updates: int = Field(8, ge=0)
+    """Updates over which the rate climbs linearly to its peak."""
+    schedule: Literal["constant", "linear", "cosine"] = "linear"
+    """Shape of the decay over all updates of the phase; it multiplies the warm-up."""
+    final_fraction: float = Field(0.1, ge=0, le=1)
+    """Share of the peak that `linear` and `cosine` decay to at the last update."""
+
+
+class LearnerConfig(BaseModel):
+    """How one update is split into optimizer steps, and what guards each step."""
+
+    model_config = SETTINGS
+
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """Optimizer and schedule of the phase."""
+    minibatches: int = Field(2, ge=1)
+    """Optimizer steps an update, of about equal numbers of transitions."""
+    micro_batch_tokens: int = Field(4096, ge=1)
+    """Tokens, padding included, of one forward pass: small enough that rows of like length share it."""
+    token_budget: int = Field(16_384, ge=1)
+    """Tokens, padding included, whose activations may be alive at once: the bound on the memory of an update.
+
+    Micro-batches are run forward until the budget is full, then backward together. Raise it where memory allows when
+    `wm_max_grad_ratio` is set: a minibatch beyond the budget then costs one more forward pass.
+    """
+    max_grad_norm: float = Field(1.0, gt=0)
+    """Global norm that the gradient of an optimizer step is clipped to."""
+    wm_max_grad_ratio: float | None = Field(None, gt=0)
+    """Bound on the world-model gradient relative to the policy's, each optimizer step; None: no bound (the papers).
+
+    See `learner.gradients`. A step in which the policy has no gradient leaves the world-model term out altogether.
+    """
+    gradient_statistics_every: int = Field(25, ge=0)
+    """Updates between two measurements of cos(g_wm, g_rl) and the norm ratio, each one more backward pass; 0: never."""
+
+    @model_validator(mode="after")
+    def _budget_holds_a_micro_batch(self) -> "LearnerConfig":
+        if self.token_budget < self.micro_batch_tokens:
+            raise ValueError(
+                f"token_budget {self.token_budget} is below micro_batch_tokens {self.micro_batch_tokens}: "
+                "the budget must hold at least one micro-batch"
+            )
+        return self

@@ -1,0 +1,143 @@
+"""The language model: made from scratch with a seed, loaded from and saved to a Hugging Face folder."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from learner.config import ModelConfig
+from protos.errors import DataError
+from protos.seeding import derive_seed
+
+
+def build_model(config: ModelConfig, *, vocab_size: int, pad_id: int, eoa_id: int, seed: int) -> PreTrainedModel:
+    """The model that `config` names, in fp32 and eval mode: loaded where it has a path, else made from `seed`.
+
+    Raises DataError where the folder holds no causal LM, or one whose vocabulary is smaller than the tokenizer's.
+    """
+    if config.path is None:
+        model = _from_scratch(config, vocab_size, eoa_id, seed)
+    else:
+        model = load_model(Path(config.path))
+        rows = model.get_input_embeddings().weight.shape[0]
+        if rows < vocab_size:
+            raise DataError(f"{config.path} embeds {rows} tokens, the tokenizer has {vocab_size}: use its own tokenizer")
+    model.generation_config = neutral_generation(pad_id, eoa_id)
+    return model
+
+
+def load_model(folder: Path) -> PreTrainedModel:
+    """The causal LM of a local Hugging Face folder, in fp32 and eval mode."""
+    if not (folder / "config.json").is_file():
+        raise DataError(f"no config.json in {folder}: not a Hugging Face model folder")
+    try:
+        with _no_progress_bars():
+            loaded = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True
+            )
+    except (OSError, ValueError) as error:
+        raise DataError(f"{folder} does not load as a causal language model: {error}") from error
+    model = cast(PreTrainedModel, loaded)
+    _train_every_embedding(model)
+    _check_plain_head(model, folder)
+    return model.eval()
+
+
+def save_model(model: PreTrainedModel, folder: Path) -> None:
+    """Write config, weights (safetensors) and neutral generation settings: a folder that AutoModelForCausalLM loads."""
+    with _no_progress_bars():
+        model.save_pretrained(folder)
+
+
+def load_weights(model: PreTrainedModel, folder: Path) -> None:
+    """Copy the weights saved in `folder` into `model`, in place: whoever shares the module sees them."""
+    saved = load_model(folder).state_dict()
+    mine = model.state_dict()
+    if saved.keys() != mine.keys() or any(saved[name].shape != mine[name].shape for name in mine):
+        raise DataError(f"the weights in {folder} are of another model: start with the `model` settings they came from")
+    model.load_state_dict(saved)
+
+
+def neutral_generation(pad_id: int, eoa_id: int) -> GenerationConfig:
+    """Sampling settings that change nothing, spelt out so that no server fills in its own.
+
+    A checkpoint's own generation_config.json (repetition_penalty 1.1, top_k 20 ...) makes the engine sample from another
+    distribution than the one the learner scores.
+    """
+    return GenerationConfig(
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        repetition_penalty=1.0,
+        eos_token_id=eoa_id,
+        pad_token_id=pad_id,
+    )
+
+
+def _from_scratch(config: ModelConfig, vocab_size: int, eoa_id: int, seed: int) -> PreTrainedModel:
+    # pad_token_id stays unset: the embedding of a padding id gets no gradient, and padding is told by length here.
+    architecture = Qwen2Config(
+        vocab_size=vocab_size,
+        hidden_size=config.width,
+        intermediate_size=config.mlp,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        num_key_value_heads=config.heads,
+        max_position_embeddings=config.max_positions,
+        rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
+        tie_word_embeddings=True,
+        eos_token_id=eoa_id,
+        attn_implementation="sdpa",
+    )
+    with torch.random.fork_rng(devices=[]):  # the constructor's own draws are thrown away below
+        model = Qwen2ForCausalLM(architecture)
+    _initialise(model, config, torch.Generator().manual_seed(derive_seed(seed, "model")))
+    return model.eval()
+
+
+@torch.no_grad()
+def _initialise(model: nn.Module, config: ModelConfig, rng: torch.Generator) -> None:
+    """Normal weights: 0.02 in the embedding, 0.8 / sqrt(width) elsewhere; what writes to the residual stream is scaled
+    by 1 / sqrt(2 layers) (as in GPT-2), so that its variance does not grow with depth."""
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            parameter.zero_()
+        elif parameter.ndim == 2:
+            deviation = 0.02 if "embed" in name else 0.8 * config.width**-0.5
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                deviation *= (2 * config.layers) ** -0.5
+            parameter.normal_(0.0, deviation, generator=rng)
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """transformers draws one for each file; the screen belongs to the run."""
+    enabled = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if enabled:
+            transformers_logging.enable_progress_bar()
+
+
+def _train_every_embedding(model: PreTrainedModel) -> None:
+    """Where a checkpoint's padding id is also its end token, torch would give that token's embedding no gradient."""
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            module.padding_idx = None
+
+
+@torch.no_grad()
+def _check_plain_head(model: PreTrainedModel, folder: Path) -> None:
+    """Refuse models that scale or cap their logits: `learner.scoring` applies the bare output matrix to hidden states."""
+    ids = torch.arange(4).unsqueeze(0)
+    hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    if not torch.allclose(model.get_output_embeddings()(hidden), model(input_ids=ids, use_cache=False).logits, atol=1e-5):
+        raise DataError(f"{folder}: {type(model).__name__} changes its logits after the output matrix; not supported")

@@ -1,0 +1,1 @@
+"""Terms of the loss, one file each, pure."""

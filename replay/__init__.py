@@ -1,0 +1,1 @@
+"""Tables, sampler, limiter and store: what waits between acting and learning (no torch)."""
