@@ -23,28 +23,31 @@ def demonstrate(
     prompt: AppendPrompt,
     seed: int,
     *,
+    max_reply_tokens: int = 8,
     source: str = "expert",
 ) -> list[Demonstration]:
     """Play the module's expert once on each task, its choices drawn from `seed` and the task; one row a task.
 
+    `max_reply_tokens` is that of the rollouts to come: rows end where an episode would, for want of room.
+
     Commands take the way of sampled replies: encoded, framed by `<act>` and `<eoa>`, read back by the prompt and
     executed, so a row shows what its own tokens do. Raises ConfigError where the module has no expert.
     """
-    return [_demonstration(task_id, module, config, prompt, seed, source) for task_id in task_ids]
+    return [_as_row(_play(task_id, module, config, prompt, seed, max_reply_tokens), source) for task_id in task_ids]
 
 
-def _demonstration(
-    task_id: str, module: ModuleType, config: Any, prompt: AppendPrompt, seed: int, source: str
-) -> Demonstration:
+def _play(
+    task_id: str, module: ModuleType, config: Any, prompt: AppendPrompt, seed: int, max_reply_tokens: int
+) -> Episode:
     env = module.build(config)
-    player = Player(env, prompt, environment=module.__name__, max_reply_tokens=1)
+    player = Player(env, prompt, environment=module.__name__, max_reply_tokens=max_reply_tokens)
     task_seed = derive_seed(seed, "demonstration", task_id)
     tokens = player.open(task_id, task_seed)
     expert = plugins.expert(module, config, env, task_seed)
     while tokens is not None:
         tokens = player.take(_reply(prompt.action(expert(player.observation, player.info))))
     player.close()
-    return _as_row(player.episode(), source)
+    return player.episode()
 
 
 def _reply(action: TokenIds) -> Reply:

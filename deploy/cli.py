@@ -200,7 +200,10 @@ def _finish(run: "RunFolder", summary: dict[str, Any], console: "Console") -> No
     from deploy.report import build
 
     run.write_summary(summary)
-    console.table(summary_rows(summary), title=f"run {run.path.name}")
+    pairs, rest = before_and_after(summary)
+    if pairs:
+        console.table(pairs, title=f"run {run.path.name}", columns=("", "before", "after"))
+    console.table(rest, title="" if pairs else f"run {run.path.name}")
     console.note(f"report: {build(run)}")
 
 
@@ -226,6 +229,17 @@ def summary_rows(result: dict[str, Any], prefix: str = "") -> list[tuple[str, An
         else:
             rows.append((prefix + key, "-" if value is None else value))
     return rows
+
+
+def before_and_after(summary: dict[str, Any]) -> tuple[list[tuple[str, Any, Any]], list[tuple[str, Any]]]:
+    """The rows of a summary, those of `x_before` and `x_after` side by side and first."""
+    rows = dict(summary_rows(summary))
+    pairs = []
+    for key in list(rows):
+        later = key.replace("_before", "_after")
+        if "_before" in key and later in rows:
+            pairs.append((key.replace("_before", ""), rows.pop(key), rows.pop(later)))
+    return pairs, list(rows.items())
 
 
 def _estimate(value: dict[str, Any]) -> str:

@@ -7,6 +7,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from actors.core import load_environment
 from actors.prompt import Config as PromptConfig
 from actors.sampling import Sampling
+from deploy.refusals import check
+from learner import plugins
 from learner.config import LearnerConfig, ModelConfig, OptimizerConfig
 from replay.config import Config as ReplayConfig
 
@@ -42,7 +44,7 @@ class PolicyTraining(Section):
     advantages: dict[str, Any] = {"name": "gigpo"}
     objectives: list[dict[str, Any]] = [
         {"name": "policy_gradient", "entropy_bonus": 0.02},
-        {"name": "paw", "replay_ratio": 0.125},
+        {"name": "paw", "replay_ratio": 0.05},
     ]
     learner: LearnerConfig = LearnerConfig(
         minibatches=2,
@@ -54,10 +56,11 @@ class PolicyTraining(Section):
 class Evaluation(Section):
     """Held-out games, played before, during and after training. No held-out game is ever a training game: asserted."""
 
-    split: str = "unseen"
+    splits: tuple[str, ...] = Field(default=("seen", "unseen"), min_length=1)
+    """The first gives the headline and the evaluations on the way; the others are played before and after training too."""
     games: int = Field(default=256, ge=1)
     every: int = Field(default=25, ge=0)
-    """Updates between evaluations during training (0: only before and after)."""
+    """Updates between evaluations on the way (0: only before and after)."""
     samples: int = Field(default=4, ge=1)
     """Replies a game before and after training, for pass@k; evaluations on the way take one."""
     seed: int = 0
@@ -109,11 +112,24 @@ class RunConfig(Section):
     checkpoints: Checkpoints = Checkpoints()
 
     @model_validator(mode="after")
-    def _check_environment(self) -> "RunConfig":
+    def _check_plugins(self) -> "RunConfig":
+        """Refuse a typo within a plug-in's table before anything heavy is loaded."""
         self.environment_config()
+        _check_plugin("advantages", self.training.advantages, "training", "advantages")
+        for phase, settings in (("warm_start", self.warm_start), ("training", self.training)):
+            for table in settings.objectives:
+                _check_plugin("objectives", table, phase, "objectives", str(table.get("name")))
         return self
 
     def environment_config(self) -> Any:
         """The environment's own Config, validated."""
-        settings = {key: value for key, value in self.environment.items() if key != "name"}
-        return load_environment(self.environment.get("name", "")).Config.model_validate(settings)
+        module = load_environment(self.environment.get("name", ""))
+        return check(module.Config, _settings(self.environment), at=("environment",))
+
+
+def _check_plugin(kind: plugins.PluginKind, table: dict[str, Any], *at: str) -> None:
+    check(plugins.find(kind, table.get("name", "")).Config, _settings(table), at=at)
+
+
+def _settings(table: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in table.items() if key != "name"}

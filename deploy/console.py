@@ -21,14 +21,20 @@ PLAIN_SECONDS = 5.0
 class Phase:
     """A stretch of work being counted. `advance` takes numbers to show beside the bar."""
 
-    def __init__(self, name: str, total: int | None, start: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, name: str, total: int | None, start: int, clock: Callable[[], float], line: Callable[[str], None] | None
+    ) -> None:
         self.name, self.total, self.done = name, total, start
-        self._start, self._clock, self._began = start, clock, clock()
         self.shown: dict[str, float] = {}
+        self._start, self._clock, self._line = start, clock, line
+        self._began = self._printed = clock()
 
     def advance(self, n: int = 1, **shown: float) -> None:
         self.done += n
         self.shown.update(shown)
+        if self._line is not None and self._clock() - self._printed >= PLAIN_SECONDS:
+            self._line(self.describe())
+            self._printed = self._clock()
 
     @property
     def seconds(self) -> float:
@@ -72,16 +78,15 @@ class Console:
     @contextmanager
     def phase(self, name: str, total: int | None = None, start: int = 0) -> Iterator[Phase]:
         """Count work up to `total` from `start`; phases may nest. Leaves one line when it ends."""
-        phase = Phase(name, total, start, self._clock)
-        if self._quiet:
+        plain = not self._quiet and not self._err.is_terminal
+        phase = Phase(name, total, start, self._clock, self._line if plain else None)
+        if self._quiet or plain:
             yield phase
-        elif self._err.is_terminal:
+        else:
             with self._live(phase):
                 yield phase
-            self._ended(phase)
-        else:
-            yield _PlainPhase(phase, self._line)
-            self._ended(phase)
+        if not self._quiet:
+            self._line(f"{phase.describe()}  in {duration(phase.seconds)}")
 
     def note(self, text: str) -> None:
         if not self._quiet:
@@ -122,25 +127,8 @@ class Console:
         columns = (SpinnerColumn(), name, BarColumn(28), MofNCompleteColumn(), _PhaseColumn())
         return Progress(*columns, console=self._err, transient=True, refresh_per_second=4)
 
-    def _ended(self, phase: Phase) -> None:
-        self._line(f"{phase.describe()}  in {duration(phase.seconds)}")
-
     def _line(self, text: str) -> None:
         self._err.print(Text(text), soft_wrap=True)
-
-
-class _PlainPhase(Phase):
-    """Prints a line when the last one is old enough."""
-
-    def __init__(self, phase: Phase, line: Callable[[str], None]) -> None:
-        super().__init__(phase.name, phase.total, phase.done, phase._clock)
-        self._line, self._printed = line, self._clock()
-
-    def advance(self, n: int = 1, **shown: float) -> None:
-        super().advance(n, **shown)
-        if self._clock() - self._printed >= PLAIN_SECONDS:
-            self._line(self.describe())
-            self._printed = self._clock()
 
 
 class _PhaseColumn(ProgressColumn):

@@ -6,9 +6,10 @@ from typing import Any
 from deploy.config import RunConfig
 from deploy.console import Console
 from deploy.evaluation import HeldOut
-from deploy.parts import build_engine, build_learner, build_replay, build_world
+from deploy.parts import World, build_engine, build_learner, build_replay, build_world
 from deploy.settings import load
 from learner.checkpoint import latest
+from learner.learner import Learner
 from protos.errors import DataError
 from protos.records import Version
 
@@ -19,22 +20,29 @@ def evaluate(folder: Path, overrides: list[str], console: Console) -> dict[str, 
     `folder` is a run (its newest whole checkpoint is taken) or a checkpoint of one. Settings are the run's own, changed by
     `overrides`. Raises DataError where the folder is neither, TokenizerMismatch where the tokenizer is not the run's.
     """
+    saved, config, world, learner = open_checkpoint(folder, overrides)
+    engine, replay = build_engine(config, learner, world.tokenizer), build_replay(config, world, Version(0, 0))
+    result: dict[str, Any] = {"checkpoint": str(saved)}
+    modes = {"sampled": config.evaluation.samples, "greedy": 1, "constrained": 1}
+    with console.phase("evaluation", len(modes) * len(config.evaluation.splits)) as phase:
+        for split in config.evaluation.splits:
+            held_out = HeldOut(config, world, split)
+            result[split] = {"next_observation_nll": held_out.next_observation_nll(learner)}
+            for mode, samples in modes.items():
+                record, _ = held_out.evaluate(replay, engine, mode, samples)
+                result[split][mode] = {name: value for name, value in record.items() if name not in ("mode", "split")}
+                phase.advance(**{f"{split} {mode}": record["success"]["mean"]})
+    return result
+
+
+def open_checkpoint(folder: Path, overrides: list[str]) -> tuple[Path, RunConfig, World, Learner]:
+    """The checkpoint's own folder, its run's settings changed by `overrides`, its world, and its model in a learner."""
     saved = _checkpoint(folder)
     config = load(RunConfig, _config(saved), overrides)
     world = build_world(config, saved)
     learner = build_learner(config, world.tokenizer)
     learner.load_weights(saved)
-    engine, held_out = build_engine(config, learner, world.tokenizer), HeldOut(config, world)
-    replay = build_replay(config, world, Version(0, 0))
-    result: dict[str, Any] = {"checkpoint": str(saved), "split": config.evaluation.split}
-    modes = {"sampled": config.evaluation.samples, "greedy": 1, "constrained": 1}
-    with console.phase("evaluation", len(modes)) as phase:
-        for mode, samples in modes.items():
-            record, _ = held_out.evaluate(replay, engine, mode, samples)
-            result[mode] = {name: value for name, value in record.items() if name not in ("mode", "split")}
-            phase.advance(**{mode: record["success"]["mean"]})
-    result["next_observation_nll"] = held_out.next_observation_nll(learner)
-    return result
+    return saved, config, world, learner
 
 
 def _checkpoint(folder: Path) -> Path:

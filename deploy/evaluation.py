@@ -23,12 +23,12 @@ ROWS = 256
 
 
 class HeldOut:
-    """The held-out games of a run. Fixed by `evaluation.seed`: every run of the same environment sees the same games."""
+    """The held-out games of a split. Fixed by `evaluation.seed`: every run of the same environment sees the same games."""
 
-    def __init__(self, config: RunConfig, world: World) -> None:
-        self._config, self._world = config, world
+    def __init__(self, config: RunConfig, world: World, split: str) -> None:
+        self._config, self._world, self.split = config, world, split
         evaluation = config.evaluation
-        self.tasks = world.tasks(evaluation.split, derive_seed(evaluation.seed, "held-out"), 0, evaluation.games)
+        self.tasks = world.tasks(split, derive_seed(evaluation.seed, "held-out"), 0, evaluation.games)
         self._games = {world.fingerprint(task): task for task in self.tasks}
         self._probe = None
         if hasattr(world.module, "expert"):
@@ -44,7 +44,7 @@ class HeldOut:
             if held_out is not None:
                 raise DataError(
                     f"training game {task} is held-out game {held_out}: success on it would measure memory; "
-                    "choose another evaluation.split"
+                    "choose other evaluation.splits"
                 )
 
     def evaluate(self, replay: Replay, engine: Any, mode: str, samples: int = 1) -> tuple[dict[str, Any], list[Group]]:
@@ -57,7 +57,7 @@ class HeldOut:
         replay.request_evaluation(self.tasks, samples, derive_seed(self._config.evaluation.seed, "sampling"))
         self._play(replay, engine, sampling, max(1, ROWS // samples))
         groups = replay.take_evaluations()
-        return {"mode": mode, "split": self._config.evaluation.split, **_record(summarise(groups))}, groups
+        return {"mode": mode, "split": self.split, **_record(summarise(groups))}, groups
 
     def next_observation_nll(self, learner: Learner) -> float | None:
         """Nats a token of the held-out games' observations, given the demonstrator's true actions; None without an expert."""

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -51,10 +51,11 @@ class Job:
             POLICY: [plugins.load("objectives", spec) for spec in config.training.objectives],
         }
         self.algorithm = plugins.load("advantages", config.training.advantages)
+        self.algorithm.check(config.replay.group_size)
         self.world = build_world(config)
         self.learner = build_learner(config, self.world.tokenizer)
         self.engine = build_engine(config, self.learner, self.world.tokenizer)
-        self.held_out = HeldOut(config, self.world)
+        self.held_out = [HeldOut(config, self.world, split) for split in config.evaluation.splits]
         self.watch = CollapseWatch(config.collapse)
         self.cursor = Cursor()
         self.replay = build_replay(config, self.world, Version(0, 0))
@@ -137,19 +138,28 @@ class Job:
         return {name: metric for name, metric in self.replay.metrics().items() if not name.startswith("replay/policy/")}
 
     def evaluate(self, update: int, *, full: bool) -> None:
-        """Evaluate on the held-out games: all modes and `samples` replies a game where `full`, else one sampled and greedy."""
-        modes = {"sampled": self.config.evaluation.samples if full else 1, "greedy": 1}
-        if full:
-            modes["constrained"] = 1
-        nll = self.held_out.next_observation_nll(self.learner)
-        with self.console.phase(f"evaluation at update {update}", len(modes)) as phase:
-            for mode, samples in modes.items():
-                record, groups = self.held_out.evaluate(self.replay, self.engine, mode, samples)
-                record |= {"phase": "rl", "update": update, "full": full, "nll": nll}
-                self.writer.evaluation(record, step=self._step(POLICY, update))
-                if mode == "sampled":
-                    self._episodes("evaluation", update, groups)
-                phase.advance(**{mode: record["success"]["mean"]})
+        """Evaluate on the held-out games: every split in all modes with `samples` replies a game where `full`, else the
+        first split, sampled once and greedy."""
+        modes = {"sampled": self.config.evaluation.samples if full else 1, "greedy": 1} | (
+            {"constrained": 1} if full else {}
+        )
+        splits = self.held_out if full else self.held_out[:1]
+        with self.console.phase(f"evaluation at update {update}", len(splits) * len(modes)) as phase:
+            for held_out in splits:
+                nll = held_out.next_observation_nll(self.learner)
+                for mode, samples in modes.items():
+                    record, groups = held_out.evaluate(self.replay, self.engine, mode, samples)
+                    record |= {"phase": POLICY, "update": update, "full": full, "nll": nll}
+                    self.writer.evaluation(record, step=self._step(POLICY, update))
+                    if mode == "sampled":
+                        self._episodes(f"evaluation-{held_out.split}", update, groups)
+                    phase.advance(**{f"{held_out.split} {mode}": record["success"]["mean"]})
+
+    def refuse_leaks(self, training_tasks: Iterable[str]) -> None:
+        """DataError where a training game is one of the held-out games, of any split."""
+        tasks = list(training_tasks)
+        for held_out in self.held_out:
+            held_out.refuse_leaks(tasks)
 
     def demonstrations(self, update: int, count: int) -> list[Demonstration]:
         """The batch of warm-start update `update`: `count` rows of like length."""

@@ -10,34 +10,42 @@ from deploy.runs import RunFolder, code_commit
 def summarise_run(config: RunConfig, run: RunFolder, seconds: float) -> dict[str, Any]:
     """Success before and after policy training, sampled and greedy, and what the run was made of.
 
-    `success_before` and `success_after` are sampled, unconstrained, on the held-out split, with 95 % intervals over games.
+    `success_before` and `success_after` are sampled, unconstrained, on the first held-out split, with 95 % intervals over games.
     """
     lines = [json.loads(line) for line in run.evaluations.read_text().splitlines()]
     full = [line for line in lines if line["full"]]
     first, final = min(line["update"] for line in full), max(line["update"] for line in full)
-
-    def at(update: int, mode: str) -> dict[str, Any]:
-        return next(line for line in full if line["update"] == update and line["mode"] == mode)
-
-    before, after = at(first, "sampled"), at(final, "sampled")
+    by_split = {
+        split: _split(
+            {line["mode"]: line for line in full if line["split"] == split and line["update"] == first},
+            {line["mode"]: line for line in full if line["split"] == split and line["update"] == final},
+        )
+        for split in config.evaluation.splits
+    }
+    head, *others = config.evaluation.splits
     return {
         "name": config.name,
-        "success_before": before["success"],
-        "success_after": after["success"],
-        "greedy_before": at(first, "greedy")["success"],
-        "greedy_after": at(final, "greedy")["success"],
-        "constrained_before": at(first, "constrained")["success"],
-        "constrained_after": at(final, "constrained")["success"],
-        "by_task": after["by_task"],
-        "pass_at_k_before": before["pass_at_k"],
-        "pass_at_k_after": after["pass_at_k"],
-        "steps_to_goal": after["steps_to_goal"],
-        "invalid_before": before["invalid"],
-        "invalid_after": after["invalid"],
-        "nll_before": before["nll"],
-        "nll_after": after["nll"],
-        "split": config.evaluation.split,
+        **by_split[head],
+        "split": head,
+        "other_splits": {split: by_split[split] for split in others},
         "seed": config.seed,
         "commit": code_commit(),
         "wall_seconds": round(seconds, 1),
     }
+
+
+def _split(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """One split's lines by mode, first and last."""
+    pairs: dict[str, Any] = {}
+    for when, lines in (("before", before), ("after", after)):
+        pairs |= {
+            f"success_{when}": lines["sampled"]["success"],
+            f"greedy_{when}": lines["greedy"]["success"],
+            f"constrained_{when}": lines["constrained"]["success"],
+            f"pass_at_k_{when}": lines["sampled"]["pass_at_k"],
+            f"steps_to_goal_{when}": lines["sampled"]["steps_to_goal"],
+            f"invalid_{when}": lines["sampled"]["invalid"],
+            f"next_observation_nll_{when}": lines["sampled"]["nll"],
+            f"by_task_{when}": lines["sampled"]["by_task"],
+        }
+    return pairs

@@ -93,7 +93,7 @@ def act(job: Job) -> tuple[list[Group], Metrics]:
     while len(leases) < config.replay.groups_per_update and (lease := job.replay.lease("rollout")) is not None:
         leases.append(lease)
     assert leases, job.replay.waits_for("rollout")
-    job.held_out.refuse_leaks(lease.key.task_id for lease in leases)
+    job.refuse_leaks(lease.key.task_id for lease in leases)
     return play(
         leases,
         job.world.make,
@@ -122,7 +122,7 @@ def _demonstrations(job: Job) -> None:
     """Fill the demos table. They are drawn from the seed alone, so a resumed run plays them again."""
     config, world = job.config, job.world
     tasks = world.tasks("train", derive_seed(config.seed, "demonstrations"), 0, config.warm_start.demonstrations)
-    job.held_out.refuse_leaks(tasks)
+    job.refuse_leaks(tasks)
     rows: list[Demonstration] = []
     seed = derive_seed(config.seed, "demonstrator")
     with job.console.phase("demonstrations", len(tasks)) as phase:

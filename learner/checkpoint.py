@@ -23,6 +23,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,26 +73,20 @@ class CheckpointWriter:
         try:
             _storage(f"checkpoint {name} was not saved (earlier ones are intact)", self._write, made, temporary, write)
         finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+            with suppress(OSError):  # the save's own error, if there is one, says more
+                self._recover()
         _storage(f"checkpoint {name} is saved, but old ones could not be removed", self._prune, made)
         return made
 
     def _write(self, made: Checkpoint, temporary: Path, write: Callable[[Path], None]) -> None:
-        shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         write(temporary)
         _seal(temporary, {"step": made.step, "incarnation": made.incarnation, "parent": made.parent})
         aside = self._root / (REPLACED + made.folder.name)
         if made.folder.exists():
             os.rename(made.folder, aside)
-        try:
-            os.rename(temporary, made.folder)
-        except OSError:
-            if aside.exists():
-                os.rename(aside, made.folder)
-            raise
+        os.rename(temporary, made.folder)
         _sync(self._root)
-        shutil.rmtree(aside, ignore_errors=True)
 
     def _recover(self) -> None:
         self._root.mkdir(parents=True, exist_ok=True)

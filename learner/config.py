@@ -15,17 +15,17 @@ class ModelConfig(BaseModel):
 
     path: str | None = None
     """Folder of a Hugging Face checkpoint to start from; the sizes below are then the checkpoint's own."""
-    width: int = Field(96, ge=1)
+    width: int = Field(default=96, ge=1)
     """Hidden size of the residual stream."""
-    layers: int = Field(3, ge=1)
+    layers: int = Field(default=3, ge=1)
     """Decoder layers."""
-    heads: int = Field(4, ge=1)
+    heads: int = Field(default=4, ge=1)
     """Attention heads; each is `width / heads` wide."""
-    mlp: int = Field(288, ge=1)
+    mlp: int = Field(default=288, ge=1)
     """Hidden size of the gated MLP."""
-    rope_theta: float = Field(10_000.0, gt=0)
+    rope_theta: float = Field(default=10_000.0, gt=0)
     """Base of the rotary position frequencies."""
-    max_positions: int = Field(1024, ge=1)
+    max_positions: int = Field(default=1024, ge=1)
     """Longest sequence, in tokens."""
 
     @model_validator(mode="after")
@@ -45,19 +45,19 @@ class OptimizerConfig(BaseModel):
 
     name: Literal["adamw", "muon"] = "adamw"
     """`muon`: Muon (arXiv 2502.16982) on matrices except embeddings, AdamW on the rest; `adamw`: AdamW on everything."""
-    lr: float = Field(1e-3, gt=0)
+    lr: float = Field(default=1e-3, gt=0)
     """Peak learning rate. Muon's steps are scaled to AdamW's root mean square, so one rate serves both."""
     betas: tuple[Probability, Probability] = (0.9, 0.95)
     """AdamW's decay rates of the first and second moments."""
     momentum: Probability = 0.95
     """Muon's Nesterov momentum."""
-    weight_decay: float = Field(0.05, ge=0)
+    weight_decay: float = Field(default=0.05, ge=0)
     """Decoupled weight decay on matrices except embeddings; everything else decays by 0."""
-    warmup_updates: int = Field(8, ge=0)
+    warmup_updates: int = Field(default=8, ge=0)
     """Updates over which the rate climbs linearly to its peak."""
     schedule: Literal["constant", "linear", "cosine"] = "linear"
     """Shape of the decay over all updates of the phase; it multiplies the warm-up."""
-    final_fraction: float = Field(0.1, ge=0, le=1)
+    final_fraction: float = Field(default=0.1, ge=0, le=1)
     """Share of the peak that `linear` and `cosine` decay to at the last update."""
 
 
@@ -68,24 +68,24 @@ class LearnerConfig(BaseModel):
 
     optimizer: OptimizerConfig = OptimizerConfig()
     """Optimizer and schedule of the phase."""
-    minibatches: int = Field(2, ge=1)
+    minibatches: int = Field(default=2, ge=1)
     """Optimizer steps an update, of about equal numbers of transitions."""
-    micro_batch_tokens: int = Field(4096, ge=1)
+    micro_batch_tokens: int = Field(default=4096, ge=1)
     """Tokens, padding included, of one forward pass: small enough that rows of like length share it."""
-    token_budget: int = Field(16_384, ge=1)
+    token_budget: int = Field(default=16_384, ge=1)
     """Tokens, padding included, whose activations may be alive at once: the bound on the memory of an update.
 
     Micro-batches are run forward until the budget is full, then backward together. Raise it where memory allows when
     `wm_max_grad_ratio` is set: a minibatch beyond the budget then costs one more forward pass.
     """
-    max_grad_norm: float = Field(1.0, gt=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
     """Global norm that the gradient of an optimizer step is clipped to."""
-    wm_max_grad_ratio: float | None = Field(None, gt=0)
+    wm_max_grad_ratio: float | None = Field(default=None, gt=0)
     """Bound on the world-model gradient relative to the policy's, each optimizer step; None: no bound (the papers).
 
     See `learner.gradients`. A step in which the policy has no gradient leaves the world-model term out altogether.
     """
-    gradient_statistics_every: int = Field(25, ge=0)
+    gradient_statistics_every: int = Field(default=25, ge=0)
     """Updates between two measurements of cos(g_wm, g_rl) and the norm ratio, each one more backward pass; 0: never."""
 
     @model_validator(mode="after")

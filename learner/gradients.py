@@ -8,16 +8,19 @@ output matrix, which takes no pass through the trunk:
   and Adam scales whatever it is given to a full step: from a start that knew no dynamics the policy collapsed within 10
   updates. So the wm side of each optimizer step is multiplied by
 
-      s = min(1, max_ratio * |G_rl| / |G_wm|)        |G|: over the hidden states of all tokens of the minibatch
+      s = min(1, max_ratio / ratio)        ratio = max of |G_wm| / |G_rl| over the hidden states, and over the matrix
 
-  and one backward pass sends G_rl + s G_wm through the trunk. Where the policy side has no gradient at all, s = 0: the
-  world model sits that step out.
+  for the whole minibatch, and one backward pass sends G_rl + s G_wm through the trunk. Where the policy side has no
+  gradient at all, s = 0: the world model sits that step out. The ratio stands in for that of all parameters, within a
+  factor of two to three where both were measured: hidden states count every token apart, and miss that the world
+  model's tokens agree more than the policy's, which the matrix, summed over tokens, does not.
 - The statistics: cos(g_wm, g_rl) and |g_wm| / |g_rl| over all parameters, before s, exact: a backward pass a side.
 
 The bound needs the norms of the whole minibatch before the first backward pass. Micro-batches keep their graphs until then
 where they fit the token budget together; else each trunk runs forward twice, which adds about a third to the step.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -27,7 +30,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from learner.core import FloatArray, IntArray, Rows
-from learner.scoring import MicroBatch, Term, Tokens, pad, score_terms, scored_tokens, trunk
+from learner.model import output_head
+from learner.scoring import MicroBatch, Term, pad, score_terms, scored_tokens, trunk
 from learner.timing import Stopwatch
 from protos.telemetry import Metrics, mean, merge_metrics, total
 
@@ -83,9 +87,7 @@ def _plain(model: PreTrainedModel, works: Sequence[Work], step: Step) -> Metrics
             tokens = scored_tokens(micro, work.terms)
         with step.watch("forward", work.source):
             hidden = trunk(model, micro).index_select(0, tokens.slots)
-            own, measured = score_terms(
-                model, micro, tokens, hidden, work.terms, step.references.get(id(work.rows))
-            )
+            own, measured = score_terms(model, micro, tokens, hidden, work.terms, step.references.get(id(work.rows)))
         losses += own
         metrics += [measured, _cost(micro, work.source)]
     loss = torch.stack(losses).sum() * step.scale
@@ -104,9 +106,9 @@ class _Side:
     squared_norm: float = 0.0  # of the gradient with respect to the hidden states
     gradient: list[Tensor] = field(default_factory=list)  # of all parameters; for the statistics
 
-    @property
-    def norm(self) -> float:
-        return self.squared_norm**0.5
+    def norms(self) -> tuple[float, float]:
+        """Over the hidden states, and over the output matrix."""
+        return self.squared_norm**0.5, sum(float(part.square().sum()) for part in self.head) ** 0.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,7 +126,7 @@ class _SplitGradient:
 
     def __init__(self, model: PreTrainedModel, step: Step) -> None:
         self._model, self._step = model, step
-        self._head = [p for p in model.get_output_embeddings().parameters() if p.requires_grad]
+        self._head = [p for p in output_head(model).parameters() if p.requires_grad]
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._policy, self._world = _Side(world_model=False), _Side(world_model=True)
 
@@ -135,8 +137,8 @@ class _SplitGradient:
             one, measured = self._through_head(work, keep_graph)
             pending.append(one)
             metrics.append(measured)
-        scale = self._scale()
-        metrics.append(self._safeguard_metrics(scale))
+        scale, measured = self._safeguard()
+        metrics.append(measured)
         for one in pending:
             with self._step.watch("forward", one.work.source):
                 hidden = trunk(self._model, one.micro) if one.hidden is None else one.hidden
@@ -184,16 +186,21 @@ class _SplitGradient:
                 at_hidden.index_copy_(0, tokens.slots, gradient)
         return at_hidden, metrics
 
-    def _scale(self) -> float:
-        """s of the module's docstring."""
-        if self._step.max_ratio is None or self._world.norm == 0.0:
-            return 1.0
-        return min(1.0, self._step.max_ratio * self._policy.norm / self._world.norm)
+    def _safeguard(self) -> tuple[float, Metrics]:
+        """s of the module's docstring, and what it was made of."""
+        if self._step.max_ratio is None:
+            return 1.0, {}
+        ratio = max(map(_ratio, self._world.norms(), self._policy.norms()))
+        scale = 1.0 if ratio <= self._step.max_ratio else self._step.max_ratio / ratio
+        metrics = {"safeguard/scale": mean(scale), "safeguard/active": mean(scale < 1.0)}
+        return scale, metrics | ({"safeguard/ratio": mean(ratio)} if math.isfinite(ratio) else {})
 
     def _through_trunk(self, hidden: Tensor, at_hidden: tuple[Tensor, Tensor], scale: float) -> None:
         policy, world = at_hidden
         if not self._step.statistics:
-            hidden.backward(policy + scale * world)
+            both = policy + scale * world
+            if both.any():  # rows of the world model alone, which sits this step out, need no backward pass
+                hidden.backward(both)
             return
         for side, gradient in ((self._policy, policy), (self._world, world)):
             parts = torch.autograd.grad(hidden, self._parameters, gradient, retain_graph=True, allow_unused=True)
@@ -225,11 +232,6 @@ class _SplitGradient:
             gradient[id(parameter)] = gradient[id(parameter)] + own
         return torch.cat([g.flatten() for g in gradient.values()]).double()
 
-    def _safeguard_metrics(self, scale: float) -> Metrics:
-        if self._step.max_ratio is None:
-            return {}
-        return {"safeguard/scale": mean(scale), "safeguard/active": mean(scale < 1.0)}
-
 
 def _chunks(works: Sequence[Work], token_budget: int) -> Iterator[list[Work]]:
     """Runs of `works` of one source whose activations fit the budget together."""
@@ -251,6 +253,12 @@ def _cost(micro: MicroBatch, source: str) -> Metrics:
         f"learner/tokens/{source}": total(len(micro.flat)),
         "learner/padding": mean(1.0 - len(micro.flat) / micro.padded_tokens, weight=micro.padded_tokens),
     }
+
+
+def _ratio(world: float, policy: float) -> float:
+    if world == 0.0:
+        return 0.0
+    return world / policy if policy > 0.0 else math.inf
 
 
 def _add(sums: list[Tensor], parts: Sequence[Tensor]) -> None:

@@ -7,7 +7,7 @@ from typing import cast
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, Qwen2Config
 from transformers.utils import logging as transformers_logging
 
 from learner.config import ModelConfig
@@ -24,9 +24,11 @@ def build_model(config: ModelConfig, *, vocab_size: int, pad_id: int, eoa_id: in
         model = _from_scratch(config, vocab_size, eoa_id, seed)
     else:
         model = load_model(Path(config.path))
-        rows = model.get_input_embeddings().weight.shape[0]
+        rows = cast(nn.Embedding, model.get_input_embeddings()).num_embeddings
         if rows < vocab_size:
-            raise DataError(f"{config.path} embeds {rows} tokens, the tokenizer has {vocab_size}: use its own tokenizer")
+            raise DataError(
+                f"{config.path} embeds {rows} tokens, the tokenizer has {vocab_size}: use its own tokenizer"
+            )
     model.generation_config = neutral_generation(pad_id, eoa_id)
     return model
 
@@ -46,6 +48,13 @@ def load_model(folder: Path) -> PreTrainedModel:
     _train_every_embedding(model)
     _check_plain_head(model, folder)
     return model.eval()
+
+
+def output_head(model: PreTrainedModel) -> nn.Module:
+    """The layer that makes logits of hidden states."""
+    head = model.get_output_embeddings()
+    assert head is not None, "a causal LM has an output matrix"
+    return head
 
 
 def save_model(model: PreTrainedModel, folder: Path) -> None:
@@ -93,10 +102,10 @@ def _from_scratch(config: ModelConfig, vocab_size: int, eoa_id: int, seed: int) 
         rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
         tie_word_embeddings=True,
         eos_token_id=eoa_id,
-        attn_implementation="sdpa",
     )
     with torch.random.fork_rng(devices=[]):  # the constructor's own draws are thrown away below
-        model = Qwen2ForCausalLM(architecture)
+        made = AutoModelForCausalLM.from_config(architecture, dtype=torch.float32, attn_implementation="sdpa")
+    model = cast(PreTrainedModel, made)
     _initialise(model, config, torch.Generator().manual_seed(derive_seed(seed, "model")))
     return model.eval()
 
@@ -139,5 +148,5 @@ def _check_plain_head(model: PreTrainedModel, folder: Path) -> None:
     """Refuse models that scale or cap their logits: `learner.scoring` applies the bare output matrix to hidden states."""
     ids = torch.arange(4).unsqueeze(0)
     hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-    if not torch.allclose(model.get_output_embeddings()(hidden), model(input_ids=ids, use_cache=False).logits, atol=1e-5):
+    if not torch.allclose(output_head(model)(hidden), model(input_ids=ids, use_cache=False).logits, atol=1e-5):
         raise DataError(f"{folder}: {type(model).__name__} changes its logits after the output matrix; not supported")

@@ -13,7 +13,7 @@ overrides `update` as a whole, and its data is `UpdateData`, which hands a plan 
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import gymnasium
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
@@ -85,13 +85,14 @@ class TandemLearner(TorchLearner):
 
     @property
     def lm(self) -> PreTrainedModel:
-        return self.module[DEFAULT_MODULE_ID].unwrapped().lm
+        return cast(LanguageModule, self.module[DEFAULT_MODULE_ID].unwrapped()).lm
 
     def begin_phase(self, phase: Phase) -> None:
         """Take on the objectives of `phase`, with a fresh optimizer."""
         self.updater = Updater(self.lm, phase)
 
-    def update(self, *, training_data: UpdateData, **kwargs: Any) -> Metrics:
+    def update(self, *args: Any, training_data: Any = None, **kwargs: Any) -> Metrics:
+        """Run the plan of an `UpdateData`; the other arguments are those of RLlib's own update, unused."""
         assert self.updater is not None, "begin_phase comes before update"
         return self.updater.run(training_data.plan)
 
@@ -117,7 +118,7 @@ def learner_group(source: ModelSource) -> LearnerGroup:
 
 def on_learners(group: LearnerGroup, function: Callable[[TandemLearner], Result]) -> list[Result]:
     """Call `function` on each learner; its exceptions are raised here."""
-    return [result.get() for result in group.foreach_learner(function)]
+    return [result.get() for result in cast(Any, group.foreach_learner)(function)]
 
 
 def _quiet_rllib() -> None:

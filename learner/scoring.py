@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from learner.batch import micro_batches
 from learner.core import BoolArray, FloatArray, IntArray, Objective, Rows, Scores, Stream
+from learner.model import output_head
 from protos.errors import NonFiniteError
 from protos.telemetry import Metrics, merge_metrics
 
@@ -130,8 +131,8 @@ def score(model: PreTrainedModel, rows: Rows, wanted: BoolArray, token_budget: i
     The first token of a row has nothing before it to be predicted from: it cannot be wanted.
     """
     log_probs = np.zeros(rows.tokens, np.float32)
-    row_ids = np.flatnonzero(np.add.reduceat(wanted, rows.row_start[:-1])) if rows.tokens else np.empty(0, np.int64)
-    for ids in micro_batches(rows, row_ids, token_budget):
+    before = np.concatenate([[0], np.cumsum(wanted)])[rows.row_start]
+    for ids in micro_batches(rows, np.flatnonzero(np.diff(before)), token_budget):
         micro = pad(rows, ids, model.device)
         tokens = _select(micro, wanted[micro.flat])
         log_probs[tokens.flat] = _probe(model, rows, tokens, trunk(model, micro)[tokens.slots]).cpu().numpy()
@@ -200,7 +201,7 @@ def _head(
     model: PreTrainedModel, rows: Rows, tokens: Tokens, hidden: Tensor, entropic: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probabilities (m,) of `tokens` given hidden states (m, H), and entropies (m,) in nats if asked."""
-    logits = model.get_output_embeddings()(hidden).float()
+    logits = output_head(model)(hidden).float()
     forbidden = _forbidden(rows, tokens.flat, logits)
     if forbidden is not None:
         logits = logits.masked_fill(forbidden, RULED_OUT)

@@ -11,14 +11,12 @@ from copy import deepcopy
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
-from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from learner.batch import Part, micro_batches
 from learner.config import LearnerConfig
-from learner.core import FloatArray, Objective, Rows, Stream
+from learner.core import FloatArray, Objective, Stream
 from learner.gradients import Step, Work, minibatch_gradient
 from learner.optim import build_optimizers, rate_factor, set_rate
 from learner.scoring import Term, score
@@ -117,11 +115,13 @@ class Updater:
 
     def _works(self, plan: Plan, parts: Sequence[Part]) -> list[Work]:
         terms = [Term(self.phase.objectives[number], stream) for number, stream in plan.streams]
-        works = []
+        works: list[Work] = []
         for part in parts:
             own = [term for term in terms if term.stream.rows is part.rows]
-            for ids in micro_batches(part.rows, part.row_ids, self.phase.config.micro_batch_tokens):
-                works.append(Work(part.rows, ids, tuple(term for term in own if _scores_any(term.stream, ids))))
+            works += [
+                Work(part.rows, ids, tuple(term for term in own if _scores_any(term.stream, ids)))
+                for ids in micro_batches(part.rows, part.row_ids, self.phase.config.micro_batch_tokens)
+            ]
         return works
 
     def _references(self, plan: Plan) -> dict[int, FloatArray]:

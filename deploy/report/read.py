@@ -11,6 +11,7 @@ from deploy.runs import RunFolder
 
 Record = dict[str, Any]
 
+WARM_START, POLICY = "warm_start", "rl"
 TAIL_BYTES = 2_000_000
 """Read from the end of an episode file, which may be far larger: the last episodes are what is shown."""
 
@@ -97,6 +98,8 @@ def _records(name: str, lines: Iterable[bytes], flaws: list[str]) -> list[Record
             broken += 1
             continue
         if isinstance(record, dict):
+            # A page draws two phases: whatever follows the warm start, and what names no phase, is policy training.
+            record["phase"] = WARM_START if record.get("phase") == WARM_START else POLICY
             records.append(record)
     if broken:
         flaws.append(f"{name}: {broken} line{'s' * (broken > 1)} could not be read")

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-PHASE_NAMES = {"warm_start": "warm start", "rl": "reinforcement learning", "policy": "reinforcement learning"}
+PHASE_NAMES = {"warm_start": "warm start", "rl": "reinforcement learning"}
 MAXIMUM_POINTS = 240
 """Points drawn of one series; longer ones are averaged in bins."""
 
@@ -128,5 +128,5 @@ def thin(points: Sequence[Point]) -> list[Point]:
 
 
 def phase_rank(phase: str) -> bool:
-    """The warm start stands first, whatever follows it is called."""
+    """The warm start stands first."""
     return phase != "warm_start"

@@ -14,7 +14,7 @@ from deploy.report.scales import WIDE, Point, Series
 
 MODES = {"sampled": ("sampled", 1), "greedy": ("greedy", 2), "constrained": ("sampled, constrained to admissible", 4)}
 """Label and colour of an evaluation's mode."""
-PHASE_WORDS = {"warm_start": "warm-start", "rl": "RL", "policy": "RL"}
+PHASE_WORDS = {"warm_start": "warm-start", "rl": "RL"}
 
 
 def page_values(data: RunData, controls: Record) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Sampling arithmetic against brute force: entropies, top-k, top-p, inverse sampling, tries, the split of a prefill."""
 
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from actors.engines.draw import Uniforms, admit, draw, entropy, invert, truncate
-from actors.engines.transformers import split_by_length
+from actors.engines.reader import split_by_length
 from actors.engines.trie import TokenTrie
 from actors.sampling import Sampling
 from protos.errors import DataError
@@ -39,7 +39,9 @@ def test_log_probs_and_entropy_are_of_the_tempered_distribution(logits: list[flo
     assert drawn.entropies.item() == pytest.approx(-(probs * np.log(np.maximum(probs, 1e-300))).sum(), abs=1e-4)
 
 
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=9).filter(lambda p: sum(p) > 0), st.floats(0, 1, exclude_max=True))
+@given(
+    st.lists(st.floats(0, 1), min_size=1, max_size=9).filter(lambda p: sum(p) > 0), st.floats(0, 1, exclude_max=True)
+)
 @settings(deadline=None, max_examples=100)
 def test_inverse_sampling_is_the_first_token_past_u(weights: list[float], u: float) -> None:
     probs = np.array(weights) / sum(weights)
@@ -83,7 +85,14 @@ def test_top_k_and_top_p_against_brute_force(logits: list[float], top_k: int, to
 
 
 def test_sampling_settings_are_checked() -> None:
-    for bad in ({"temperature": -1}, {"temperature": INF}, {"top_p": 0}, {"top_k": -1}, {"max_reply_tokens": 0}, {"tempo": 1}):
+    for bad in (
+        {"temperature": -1},
+        {"temperature": INF},
+        {"top_p": 0},
+        {"top_k": -1},
+        {"max_reply_tokens": 0},
+        {"tempo": 1},
+    ):
         with pytest.raises(ValidationError):
             Sampling(**bad)
 
@@ -138,7 +147,7 @@ def test_split_is_a_partition_of_least_cost(lengths: list[int], cost: int) -> No
 
     ordered, n = sorted(lengths), len(lengths)
     best = min(
-        price([ordered[a:b] for a, b in zip(cuts, cuts[1:], strict=False)])
+        price([ordered[a:b] for a, b in pairwise(cuts)])
         for mask in range(2 ** (n - 1))
         for cuts in [[0, *(i + 1 for i in range(n - 1) if mask >> i & 1), n]]
     )

@@ -70,7 +70,13 @@ def test_rewind_cuts_every_line_file_back(tmp_path: Path) -> None:
         cursor = run.cursor()
         assert cursor == {"metrics.jsonl": 4, "episodes/train.jsonl": 2}
         json.dumps(cursor)  # goes into a checkpoint
-        for file in (run.metrics, run.timings, run.evaluations, run.episodes / "train.jsonl", run.episodes / "eval.jsonl"):
+        for file in (
+            run.metrics,
+            run.timings,
+            run.evaluations,
+            run.episodes / "train.jsonl",
+            run.episodes / "eval.jsonl",
+        ):
             with file.open("a") as stream:
                 stream.write("later\nand half a li")
         run.rewind(cursor)
@@ -98,7 +104,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(StorageError, match="the disk is full.*intact"):
+    with pytest.raises(StorageError, match=r"the disk is full.*intact"):
         replace_file(file, "new")
     assert file.read_text() == "old"
     assert list(tmp_path.iterdir()) == [file]
@@ -106,9 +112,8 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_real_full_disk_is_a_storage_error() -> None:
-    with pytest.raises(StorageError, match="the disk is full"), storage(Path("/dev/full")), open("/dev/full", "w") as file:
-        file.write("x")
-        file.flush()
+    with pytest.raises(StorageError, match="the disk is full"), storage(Path("/dev/full")):
+        Path("/dev/full").write_text("x")
 
 
 def test_only_the_disk_is_worded() -> None:

@@ -10,7 +10,7 @@ import pytest
 from synthetic_run import HOSTILE, episode
 
 from deploy.runs import RunFolder
-from deploy.writers import LineFile, RunWriter, episode_record, is_timing
+from deploy.writers import LineFile, RunWriter, is_timing
 from protos.errors import StorageError
 from protos.records import GroupKey
 
@@ -30,7 +30,9 @@ def run(tmp_path: Path):
 
 def test_metrics_and_clocks_go_to_files_of_their_own(run: RunFolder) -> None:
     with RunWriter(run) as writer:
-        writer.metrics("rl", 3, {"b": np.float32(0.1), "a": float("nan"), "time/rollout": 1.5, "rollout/tokens_per_s": 9.0})
+        writer.metrics(
+            "rl", 3, {"b": np.float32(0.1), "a": float("nan"), "time/rollout": 1.5, "rollout/tokens_per_s": 9.0}
+        )
         writer.metrics("rl", 4, {"a": np.int64(2)})
     assert run.metrics.read_text() == (
         '{"phase": "rl", "update": 3, "a": null, "b": 0.1}\n{"phase": "rl", "update": 4, "a": 2}\n'
@@ -100,15 +102,19 @@ def test_an_episode_line_holds_the_episode(run: RunFolder) -> None:
     assert "seconds" not in json.dumps(first)
 
 
-def test_a_reward_that_is_not_a_number_is_null() -> None:
-    record = episode_record(episode([("a", "b")], reward=float("nan")))
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        json.dumps(record["turns"][0]["reward"], allow_nan=False)
+def test_a_reward_that_is_not_a_number_is_null(run: RunFolder) -> None:
+    with RunWriter(run) as writer:
+        writer.episodes("train", 0, [episode([("a", "b"), ("c", "d")], reward=float("nan"))])
+    (line,) = strict_lines(run.episodes / "train.jsonl")
+    assert [turn["reward"] for turn in line["turns"]] == [None, None]
+    assert (line["opening"], line["turns"][1]["observation"]) == (None, "d")  # the rest is still there
 
 
 def test_evaluations(run: RunFolder) -> None:
     with RunWriter(run) as writer:
-        writer.evaluation({"update": 0, "phase": "rl", "mode": "greedy", "success": {"mean": np.float64(0.5)}, "nll": np.nan})
+        writer.evaluation(
+            {"update": 0, "phase": "rl", "mode": "greedy", "success": {"mean": np.float64(0.5)}, "nll": np.nan}
+        )
         writer.evaluation({"update": 1})
     first, second = strict_lines(run.evaluations)
     assert first == {"update": 0, "phase": "rl", "mode": "greedy", "success": {"mean": 0.5}, "nll": None}

@@ -130,7 +130,14 @@ def damage(folder: Path, kind: str) -> None:
             (folder / MANIFEST).write_text("[]")
 
 
-DAMAGES = ["truncated file", "changed file", "missing file", "missing manifest", "truncated manifest", "foreign manifest"]
+DAMAGES = [
+    "truncated file",
+    "changed file",
+    "missing file",
+    "missing manifest",
+    "truncated manifest",
+    "foreign manifest",
+]
 
 
 @pytest.mark.parametrize("kind", DAMAGES)
@@ -167,7 +174,7 @@ def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path, monkeypatch, call,
     writer.save(20, fill("20"))
     with monkeypatch.context() as patch:
         failing_calls(patch, call, number)
-        with pytest.raises(StorageError, match="step_00000020 was not saved.*No space left"):
+        with pytest.raises(StorageError, match=r"step_00000020 was not saved.*No space left"):
             writer.save(20, fill("again"))
     assert held(latest(tmp_path)) in {"20", "again"}
     assert names(tmp_path) == {"step_00000020"}
@@ -197,7 +204,6 @@ def test_an_error_that_is_not_the_disks_passes_through(tmp_path):
 KILLED_SAVE = """
 import os, signal, sys
 from pathlib import Path
-from test_learner_checkpoint import fill
 from learner.checkpoint import CheckpointWriter, latest
 root, step, number = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 calls = 0
@@ -209,18 +215,22 @@ def counted(real):
         calls += 1
         return real(*arguments, **named)
     return call
-os.fsync, os.rename, os.mkdir, os.unlink, os.rmdir, open_ = map(counted, (os.fsync, os.rename, os.mkdir, os.unlink, os.rmdir, open))
+for name in ("fsync", "rename", "mkdir", "unlink", "rmdir", "open"):
+    setattr(os, name, counted(getattr(os, name)))
 Path.open = counted(Path.open)
-os.open = counted(os.open)
-CheckpointWriter(root, keep=1).save(step, fill("new"), incarnation=1, parent=latest(root))
+def write(folder):
+    for name in sys.argv[4:]:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("new")
+CheckpointWriter(root, keep=1).save(step, write, incarnation=1, parent=latest(root))
 print("calls", calls)
 """
 
 
 def run_killed_save(root: Path, step: int, number: int) -> subprocess.CompletedProcess:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.run(
-        [sys.executable, "-c", KILLED_SAVE, str(root), str(step), str(number)],
+        [sys.executable, "-c", KILLED_SAVE, str(root), str(step), str(number), *FILES],
         env=environment,
         capture_output=True,
         text=True,

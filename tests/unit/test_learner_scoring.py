@@ -133,7 +133,8 @@ def test_constrained_tokens_are_scored_among_their_admissible_ids():
     action = np.flatnonzero(spans_mask(rows.tokens, rows.action))
     token = int(action[0])
     others = [i for i in range(5) if i != rows.token_ids[token]]
-    rows = constrained(rows, {token: [int(rows.token_ids[token]), *others[:2]], int(action[1]): [int(rows.token_ids[action[1]])]})
+    single = int(action[1])
+    rows = constrained(rows, {token: [int(rows.token_ids[token]), *others[:2]], single: [int(rows.token_ids[single])]})
     objective = Recorder(bonus=0.1)
     run(rows, [term(objective, rows)])
     table = reference_log_probs(rows)
@@ -149,7 +150,9 @@ def test_constrained_tokens_are_scored_among_their_admissible_ids():
 def test_constrained_tokens_have_finite_gradients():
     rows = make_rows()
     action = np.flatnonzero(spans_mask(rows.tokens, rows.action))
-    rows = constrained(rows, {int(n): [int(rows.token_ids[n]), (int(rows.token_ids[n]) + 1) % VOCABULARY] for n in action})
+    rows = constrained(
+        rows, {int(n): [int(rows.token_ids[n]), (int(rows.token_ids[n]) + 1) % VOCABULARY] for n in action}
+    )
     model = tiny_model()
     _, losses, _ = run(rows, [term(Reinforce(bonus=0.1), rows)], model=model)
     losses[0].backward()

@@ -6,9 +6,7 @@ import pytest
 
 from protos import errors
 
-KINDS = [
-    value for _, value in inspect.getmembers(errors, inspect.isclass) if issubclass(value, errors.TandemError)
-]
+KINDS = [value for _, value in inspect.getmembers(errors, inspect.isclass) if issubclass(value, errors.TandemError)]
 
 
 def test_every_error_is_drawn_in_the_tree():

@@ -35,5 +35,7 @@ def test_generators_of_one_name_agree_and_of_two_do_not():
 
 def test_every_worker_and_episode_has_a_stream_of_its_own():
     """BC-27: the layout of the workers does not matter, for seeds follow the episode."""
-    streams = {tuple(generator(42, "rollout", update, episode).random(3)) for update in range(3) for episode in range(8)}
+    streams = {
+        tuple(generator(42, "rollout", update, episode).random(3)) for update in range(3) for episode in range(8)
+    }
     assert len(streams) == 24

@@ -186,8 +186,8 @@ def test_a_finished_group_is_handed_in_whole_and_its_lambda_checked():
 
 def test_ten_groups_come_out_exactly_once_whatever_the_reads(tmp_path):
     """BC-33: ask for 4, 4 and 2, with a restart before each read after the first."""
-    settings = {"groups_per_update": 1, "group_size": 1, "max_staleness": 9}
-    replay = service(**settings)
+    config = Config(groups_per_update=1, group_size=1, max_staleness=9)
+    replay = service(config)
     for key in lease_all(replay):
         replay.append(key, 0, episode())
         replay.seal(key)
@@ -196,7 +196,7 @@ def test_ten_groups_come_out_exactly_once_whatever_the_reads(tmp_path):
     for i, count in enumerate((4, 2)):
         replay.publish(V(i, replay.lineage.published.update + 1))
         replay.save(tmp_path / str(i))
-        replay = service(**settings)
+        replay = service(config)
         replay.restore(tmp_path / str(i), V(i + 1, i + 1))
         out += repeats(replay.sample_policy(count))
     assert out == list(range(10))
@@ -218,7 +218,9 @@ def test_ten_groups_without_a_restart():
 
 def test_the_age_of_a_group_is_that_of_its_oldest_token():
     """BC-16: begun under 5, gone on under 6; 7 was never in service."""
-    replay = Replay(Config(groups_per_update=1, group_size=2, max_staleness=1), run="r", seed=0, tasks=str, version=V(0, 5))
+    replay = Replay(
+        Config(groups_per_update=1, group_size=2, max_staleness=1), run="r", seed=0, tasks=str, version=V(0, 5)
+    )
     lease = must_lease(replay)
     mixed = transition(runs=((1, V(0, 5)), (1, V(0, 6))))
     replay.publish(V(0, 6))

@@ -1,6 +1,7 @@
 """One table against a model of lists and dictionaries, under any order of operations."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -81,6 +82,9 @@ def test_bytes_of_a_record_are_its_arrays_and_texts():
     record = episode(tokens=6)
     texts = len("look") + len("you see a mug 1.") + len("s")
     assert record_bytes(record) == 6 * 4 + 2 * 4 + texts + 2 * RECORD_BYTES
+    sets = (np.zeros(3, np.int32), np.zeros(2, np.int32))
+    constrained = episode(replace(record.sequences[0].transitions[0], allowed=sets), tokens=6)
+    assert record_bytes(constrained) == record_bytes(record) + 5 * 4
 
 
 def test_releasing_a_copy_too_often_is_a_bug_that_shows():

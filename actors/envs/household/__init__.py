@@ -44,7 +44,8 @@ def build(config: Config) -> Household:
 
 def load(pddl_problem: str, traj_data: Mapping[str, Any], config: Config | None = None) -> Household:
     """An environment for one ALFWorld instance: the text of its PDDL problem and its `traj_data.json`."""
-    return Household(config or Config(max_steps=50), read_game(pddl_problem, traj_data))
+    task_id = str(traj_data.get("task_id", ""))
+    return Household(config or Config(max_steps=50), read_game(pddl_problem, traj_data), task_id)
 
 
 def load_folder(path: Path) -> GameFolder:

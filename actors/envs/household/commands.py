@@ -37,8 +37,9 @@ class Commands:
         text = self._pairs.get(key)
         if text is None:
             other = self._objects if verb == "slice" else self._receptacles
-            text = self._pairs[key] = COMMANDS[verb].format(self._objects[first], other[second])
+            text = COMMANDS[verb].format(self._objects[first], other[second])
             self.operations[text] = Operation(verb, first, second)
+            self._pairs[key] = text  # last: another thread that finds it finds its meaning too
         return text
 
     def _each(self, effect: str, verb: str, names: Sequence[str]) -> list[str]:

@@ -1,6 +1,5 @@
 """The household environment in Gymnasium's form."""
 
-from functools import lru_cache
 from typing import Any
 
 import gymnasium
@@ -10,6 +9,7 @@ from actors.core import Info
 from actors.envs.household.config import Config
 from actors.envs.household.game import Game
 from actors.envs.household.tasks import draw_task, game_of
+from actors.envs.household.texts import REFUSAL
 from actors.envs.household.world import World
 from protos.errors import EnvironmentFailure
 
@@ -47,8 +47,13 @@ class Household(gymnasium.Env[str, str]):
         return self._world.reset(), self._info(self._world, True)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
-        """Terminated at the win alone; truncated after `max_steps` commands without one. A bad action is refused and counts."""
+        """Terminated at the win alone; truncated after `max_steps` commands without one.
+
+        A bad action is refused, and counts. A game that is over refuses everything.
+        """
         world = self._playing()
+        if world.won or self._steps >= self.config.max_steps:
+            return REFUSAL, 0.0, world.won, not world.won, self._info(world, False)
         observation, valid = world.act(action if isinstance(action, str) else "")
         self._steps += 1
         truncated = not world.won and self._steps >= self.config.max_steps

@@ -19,7 +19,6 @@ _EVENTS = {
     "move": re.compile(rf"You move the {_NAME} to the {_NAME}\."),
     "treat": re.compile(rf"You (?:clean|heat|cool) the {_NAME} using the {_NAME}\."),
     "view": re.compile(rf"(?:On the {_NAME}, you see|The {_NAME} is open\. In it, you see) ([^.]*)\."),
-    "closed": re.compile(rf"(?:The {_NAME} is closed|You close the {_NAME})\."),
 }
 _ITEM = re.compile(rf"\ba {_NAME}")
 # What may lie where, as common sense has it.
@@ -48,7 +47,6 @@ class Memory:
 
     receptacles: list[str]  # in the order of the first text
     contents: dict[str, list[str]] = field(default_factory=dict)  # as last seen
-    closed: set[str] = field(default_factory=set)
     treated: set[str] = field(default_factory=set)
     unseen: list[str] = field(default_factory=list)  # receptacles yet to be searched
     at: str = ""
@@ -57,11 +55,8 @@ class Memory:
     def read(self, text: str) -> None:
         if found := _EVENTS["arrive"].search(text):
             self.at = found[1]
-        if found := _EVENTS["closed"].search(text):
-            self.closed.add(found[1] or found[2])
         for found in _EVENTS["view"].finditer(text):
             receptacle = found[1] or found[2]
-            self.closed.discard(receptacle)
             self.contents[receptacle] = _ITEM.findall(found[3])
             if receptacle in self.unseen:
                 self.unseen.remove(receptacle)
@@ -107,7 +102,9 @@ class Expert:
         if "Your task is to: " in observation:
             scene, _, sentence = observation.partition("Your task is to: ")
             self._wish = understand(sentence.strip().removesuffix("."))
-            receptacles = _ITEM.findall(scene)
+            # A game that starts in front of a receptacle does not list the room: the ways out do.
+            ways = [c.removeprefix("go to ") for c in info["admissible_commands"] if c.startswith("go to ")]
+            receptacles = _ITEM.findall(scene) or ways
             self._memory = Memory(receptacles, unseen=list(receptacles))
         else:
             self._memory.read(observation)
@@ -142,6 +139,9 @@ class Expert:
         treated = self._wish.task_type not in _TREATMENT or name in self._memory.treated
         return treated and kind(receptacle) == self._wish.destination
 
+    def _holds_one(self, names: list[str]) -> bool:
+        return any(kind(name) == self._wish.object for name in names)
+
     def _deliver(self, admissible: list[str]) -> str:
         memory, wish, held = self._memory, self._wish, self._memory.held
         if wish.lamp:
@@ -155,7 +155,11 @@ class Expert:
             there = f"{appliance} 1"
             treat = f"{verb} {held} with {there}"
             return treat if treat in admissible else f"go to {there}"
-        begun = [r for r, names in memory.contents.items() if any(self._is_done(n, r) and kind(n) == wish.object for n in names)]
+        begun = [
+            r
+            for r, names in memory.contents.items()
+            if any(self._is_done(n, r) and kind(n) == wish.object for n in names)
+        ]
         target = begun[0] if begun else f"{wish.destination} 1"
         return self._reach(target, f"move {held} to {target}", admissible)
 

@@ -1,6 +1,6 @@
 """A game, compiled from its PDDL problem and never changed: names, places, abilities, and the goal as bit masks.
 
-The state of a play is one integer with a bit for each fact that can change (`Layout`), so that equal states are equal
+The state of a play is one integer with a bit for each fact that can change (`layout`), so that equal states are equal
 integers and the goal is a few masks. Entities are indices: objects, receptacles and locations sorted by id.
 """
 
@@ -13,12 +13,11 @@ from typing import NamedTuple
 from actors.envs.household import texts
 from actors.envs.household.commands import Commands
 from actors.envs.household.goals import FLUENTS, Atom, Conjunction, Grounder
+from actors.envs.household.layout import CLEAN, COOL, HOT, ON, PROPERTIES, SLICED, TOGGLED, Layout
 from actors.envs.household.library import Task
 from actors.envs.household.pddl import Facts, Problem
 from protos.errors import DataError
 
-CLEAN, HOT, COOL, SLICED, TOGGLED, ON = range(6)
-PROPERTIES = {"isclean": CLEAN, "ishot": HOT, "iscool": COOL, "issliced": SLICED, "istoggled": TOGGLED, "ison": ON}
 # Property -> the abilities one of which an object needs for the property ever to change.
 CHANGED_BY = {
     CLEAN: ("cleanable",),
@@ -42,76 +41,6 @@ class Option(NamedTuple):
     facts: Conjunction
 
 
-@dataclass(frozen=True)
-class Layout:
-    """Where each changing fact has its bit:
-
-    inreceptacle o r, objectatlocation o l, opened r, six properties of o, holds o, holdsany, atlocation l, taken o r
-
-    `taken` is the engine's "not in receptacle": o was once picked up from r and never put back.
-    """
-
-    objects: Mapping[str, int]
-    receptacles: Mapping[str, int]
-    locations: Mapping[str, int]
-
-    @cached_property
-    def bases(self) -> tuple[int, int, int, int, int, int]:
-        """First bits of objectatlocation, opened, properties, holds, atlocation and taken."""
-        o, r, places = len(self.objects), len(self.receptacles), len(self.locations)
-        near = o * r
-        opened = near + o * places
-        properties = opened + r
-        holds = properties + o * len(PROPERTIES)
-        at = holds + o + 1
-        return near, opened, properties, holds, at, at + places
-
-    def inside(self, o: int, r: int) -> int:
-        return 1 << (o * len(self.receptacles) + r)
-
-    def has(self, o: int, which: int) -> int:
-        return 1 << (self.bases[2] + o * len(PROPERTIES) + which)
-
-    def opened(self, r: int) -> int:
-        return 1 << (self.bases[1] + r)
-
-    def holds(self, o: int) -> int:
-        return 1 << (self.bases[3] + o)
-
-    def at(self, place: int) -> int:
-        return 1 << (self.bases[4] + place)
-
-    def near(self, o: int, place: int) -> int:
-        return 1 << (self.bases[0] + o * len(self.locations) + place)
-
-    def taken(self, o: int, r: int) -> int:
-        return 1 << (self.bases[5] + o * len(self.receptacles) + r)
-
-    @property
-    def holds_any(self) -> int:
-        return 1 << (self.bases[4] - 1)
-
-    def bit(self, atom: Atom) -> int:
-        """The bit of a changing fact; KeyError where an argument is no entity of the game."""
-        predicate, arguments = atom
-        match predicate, arguments:
-            case "inreceptacle", (o, r):
-                return self.inside(self.objects[o], self.receptacles[r])
-            case "objectatlocation", (o, place):
-                return self.near(self.objects[o], self.locations[place])
-            case "opened", (r,):
-                return self.opened(self.receptacles[r])
-            case "holds", (_, o):
-                return self.holds(self.objects[o])
-            case "holdsany", (_,):
-                return self.holds_any
-            case "atlocation", (_, place):
-                return self.at(self.locations[place])
-            case _, (o,) if predicate in PROPERTIES:
-                return self.has(self.objects[o], PROPERTIES[predicate])
-        raise DataError(f"PDDL: a fact that the rules do not know: ({' '.join([predicate, *arguments])})")
-
-
 @dataclass(frozen=True, eq=False)
 class Game:
     """Everything about a game that no play changes. Shared by all plays of it."""
@@ -132,6 +61,7 @@ class Game:
     contents: tuple[tuple[int, ...], ...]  # of each receptacle at the start
     initial: int
     goal: tuple[Option, ...]
+    commands: Commands
 
     @cached_property
     def start(self) -> int:
@@ -143,10 +73,6 @@ class Game:
     def held(self) -> int:
         """The object in hand at first; -1: none."""
         return (self.initial >> self.layout.bases[3] & ((1 << len(self.objects)) - 1)).bit_length() - 1
-
-    @cached_property
-    def commands(self) -> Commands:
-        return Commands(self.objects, self.receptacles)
 
     @cached_property
     def things(self) -> tuple[str, ...]:
@@ -186,7 +112,8 @@ class Game:
     @cached_property
     def identity(self) -> bytes:
         """Equal for games that play alike, name by name: what a state key starts from."""
-        parts = (self.receptacles, self.objects, self.stands, self.initial, self.goal)
+        goal = sorted((option.need, option.forbid) for option in self.goal)
+        parts = (self.receptacles, self.objects, self.stands, self.initial, goal)
         return hashlib.blake2b(repr(parts).encode(), digest_size=16).digest()
 
     def won(self, state: int) -> bool:
@@ -213,26 +140,28 @@ def compile_game(problem: Problem, task: Task) -> Game:
     object_kind = {o: kind for o, kind in facts.get("objecttype", ()) if o in objects}
     receptacle_kind = {r: kind for r, kind in facts.get("receptacletype", ()) if r in receptacles}
     place = {r: location for r, location in facts.get("receptacleatlocation", ()) if r in receptacles}
-    holds = set(facts.get("cancontain", ()))
     abilities = {name: frozenset(objects[o] for (o,) in facts.get(name, ()) if o in objects) for name in ABILITIES}
+    can_contain = set(facts.get("cancontain", ()))
     fits = frozenset(
         (objects[o], receptacles[r])
         for o, object_type in object_kind.items()
         for r, receptacle_type in receptacle_kind.items()
-        if (receptacle_type, object_type) in holds
+        if (receptacle_type, object_type) in can_contain
     )
-    inside = [(objects[o], receptacles[r]) for o, r in facts.get("inreceptacle", ()) if o in objects and r in receptacles]
-    nested = [(objects[o], objects[outer]) for o, outer in facts.get("inreceptacleobject", ())]
+    inside = _pairs(facts.get("inreceptacle", ()), objects, receptacles)
+    nested = _pairs(facts.get("inreceptacleobject", ()), objects, objects)
     openable = frozenset(receptacles[r] for (r,) in facts.get("openable", ()) if r in receptacles)
+    names_of_objects = tuple(named[o] for o in objects)
+    names_of_receptacles = tuple(named[r] for r in receptacles)
     return Game(
         task=task,
         problem=problem,
         layout=layout,
-        objects=tuple(named[o] for o in objects),
-        receptacles=tuple(named[r] for r in receptacles),
+        objects=names_of_objects,
+        receptacles=names_of_receptacles,
         object_types=tuple(object_kind.get(o, "").removesuffix("type") for o in objects),
         receptacle_types=tuple(receptacle_kind.get(r, "").removesuffix("type") for r in receptacles),
-        place=tuple(locations[place[r]] if r in place else -1 for r in receptacles),
+        place=tuple(locations.get(place.get(r, ""), -1) for r in receptacles),
         stands=tuple(tuple(i for r, i in receptacles.items() if place.get(r) == location) for location in locations),
         openable=openable,
         abilities=abilities,
@@ -241,6 +170,7 @@ def compile_game(problem: Problem, task: Task) -> Game:
         contents=tuple(tuple(sorted(o for o, r in inside if r == i)) for i in receptacles.values()),
         initial=_initial(facts, layout),
         goal=_options(problem, layout, abilities, openable, fits | set(inside)),
+        commands=Commands(names_of_objects, names_of_receptacles),
     )
 
 
@@ -260,6 +190,11 @@ def names(ids: Sequence[str]) -> dict[str, str]:
     return named
 
 
+def _pairs(rows: Iterable[tuple[str, ...]], left: Mapping[str, int], right: Mapping[str, int]) -> list[tuple[int, int]]:
+    """Facts of two arguments as indices; those about anything else are left out."""
+    return [(left[a], right[b]) for a, b in rows if a in left and b in right]
+
+
 def _indices(problem: Problem, ids: Sequence[str], wanted: str) -> dict[str, int]:
     """The entities of a PDDL type that facts speak of, by id."""
     kinds = problem.objects
@@ -274,10 +209,12 @@ def _initial(facts: Facts, layout: Layout) -> int:
                 state |= layout.bit((predicate, arguments))
             except KeyError:  # of an entity without a part in the game
                 continue
-    if len(facts.get("holds", ())) > 1 or len(facts["atlocation"]) != 1:
-        raise DataError("PDDL: the agent must stand at one location and hold at most one object")
-    if len({r for r, _ in facts.get("receptacleatlocation", ())}) != len(facts.get("receptacleatlocation", ())):
+    places = facts.get("receptacleatlocation", ())
+    if len({r for r, _ in places}) != len(places):
         raise DataError("PDDL: a receptacle stands at two locations")
+    started = [place for _, place in facts["atlocation"] if place in layout.locations]
+    if len(started) != 1 or len(facts.get("holds", ())) > 1:
+        raise DataError("PDDL: the agent must stand at one declared location and hold at most one object")
     return state
 
 
@@ -291,6 +228,7 @@ def _options(
     """The goal as masks. Facts that no action of this problem can change are settled here."""
     objects, receptacles = layout.objects, layout.receptacles
     reached = set(reachable)
+    movable = abilities["pickupable"] | {objects[o] for _, o in problem.facts.get("holds", ()) if o in objects}
 
     def frozen(atom: Atom) -> bool:
         predicate, arguments = atom
@@ -307,7 +245,7 @@ def _options(
         o = objects[arguments[1] if predicate == "holds" else arguments[0]]
         if predicate == "inreceptacle" and (o, receptacles[arguments[1]]) not in reached:
             return True
-        return o not in abilities["pickupable"]
+        return o not in movable
 
     options = []
     for facts in Grounder(problem, frozen).ground(problem.goal, {}):

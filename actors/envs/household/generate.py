@@ -10,13 +10,12 @@ A split is decided by content, so that splits cannot overlap whatever the seeds:
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Literal, get_args
 
 from actors.envs.household.config import Config
 from actors.envs.household.game import Game, compile_game, fingerprint
-from actors.envs.household.goals import Atom
 from actors.envs.household.library import GOALS, Task
 from actors.envs.household.pddl import Formula, Problem, parse_formula
 from actors.envs.household.planner import solve
@@ -40,7 +39,7 @@ SPLITS: tuple[str, ...] = get_args(Split)
 UNSEEN_SHARE = 0.15  # of the combinations
 SEEN_SHARE = 0.1  # of the games of the other combinations
 MAX_INSTANCES = 3  # of one object type in a game: bounds the vocabulary
-ATTEMPTS = 5000
+ATTEMPTS = 2000
 START = "loc_bar_0_bar_0_bar_0_bar_15"
 Placed = list[tuple[str, str]]  # (type, id)
 
@@ -85,7 +84,9 @@ def _draw(config: Config, split: str, rng: random.Random) -> Game | None:
     rooms = ROOMS[config.rooms]
     room = rng.choice(TASK_ROOMS.get(task_type, tuple(rooms)))
     receptacles = [
-        (kind, _receptacle(kind, rng)) for kind, (few, many) in rooms[room].items() for _ in range(rng.randint(few, many))
+        (kind, _receptacle(kind, rng))
+        for kind, (few, many) in rooms[room].items()
+        for _ in range(rng.randint(few, many))
     ]
     pairs = _combinations(task_type, frozenset(kind for kind, _ in receptacles))
     if not pairs:
@@ -97,7 +98,7 @@ def _draw(config: Config, split: str, rng: random.Random) -> Game | None:
     lamp = LAMP.lower() if destination == LAMP else ""
     filling = {"object": wanted.lower(), "destination": "" if lamp else destination.lower(), "lamp": lamp}
     sentence = rng.choice(GOALS[task_type].templates).format(**filling)
-    task = Task(task_type, sentence, **filling, room=room)
+    task = Task(task_type, sentence, wanted.lower(), filling["destination"], lamp, room=room)
     lying = [(kind.lower(), [o.lower() for o, _, where in objects if where == i]) for kind, i in receptacles]
     if _split(task, fingerprint(task, lying)) != split:
         return None
@@ -167,7 +168,7 @@ def _problem(receptacles: Placed, objects: Sequence[tuple[str, str, str]], goal:
     }
     for ability, able in ABLE.items():
         facts[ability] = [(i,) for kind, i, _ in objects if kind in able]
-    return Problem(declared, facts, goal)
+    return Problem(declared, {predicate: rows for predicate, rows in facts.items() if rows}, goal)
 
 
 @lru_cache(maxsize=1024)

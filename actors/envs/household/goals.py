@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 
 from actors.envs.household.pddl import Formula, Problem
+from protos.errors import DataError
 
 Atom = tuple[str, tuple[str, ...]]  # predicate, arguments
 Literal = tuple[bool, Atom]  # positive?
@@ -15,9 +16,8 @@ TRUE: list[Conjunction] = [frozenset()]
 FALSE: list[Conjunction] = []
 
 # The predicates that some action changes. (`checked` is changed too; it serves the engine's bookkeeping alone.)
-FLUENTS = frozenset(
-    "inreceptacle objectatlocation atlocation opened holds holdsany isclean ishot iscool issliced istoggled ison".split()
-)
+_PROPERTIES = ("isclean", "ishot", "iscool", "issliced", "istoggled", "ison")
+FLUENTS = frozenset(["inreceptacle", "objectatlocation", "atlocation", "opened", "holds", "holdsany", *_PROPERTIES])
 
 
 class Grounder:
@@ -53,6 +53,8 @@ class Grounder:
         predicate, arguments = atom
         if predicate == "=":
             return TRUE if (arguments[0] == arguments[1]) == positive else FALSE
+        if predicate == "checked":
+            raise DataError("PDDL goal: it asks for (checked ...), which this game does not keep")
         if predicate not in FLUENTS or self._frozen(atom):
             return TRUE if (arguments in self._facts.get(predicate, ())) == positive else FALSE
         return [frozenset([(positive, atom)])]

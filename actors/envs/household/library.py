@@ -31,7 +31,7 @@ _LIGHT = """(and
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A task type: the PDDL goal over {object}, {destination} and {lamp}, and its sentences (`sliced` where the object must be sliced)."""
+    """A task type: the PDDL goal over {object}, {destination} and {lamp}, its sentences, and those about a sliced object."""
 
     pddl: str
     templates: tuple[str, str]

@@ -11,6 +11,15 @@ from protos.errors import DataError
 Formula = tuple[Any, ...]
 Facts = Mapping[str, Sequence[tuple[str, ...]]]
 
+# Arguments of the predicates that the rules read.
+_ARITY = {
+    1: """openable opened isreceptacleobject holdsany isclean cleanable ishot heatable iscool coolable pickupable toggleable
+    ison istoggled sliceable issliced""",
+    2: """atlocation receptacleatlocation objectatlocation inreceptacle inreceptacleobject receptacletype cancontain objecttype
+    holds""",
+}
+ARITY = {predicate: arity for arity, predicates in _ARITY.items() for predicate in predicates.split()}
+
 _TOKEN = re.compile(r"[()]|[^\s()]+")
 _COMMENT = re.compile(r";[^\n]*")
 
@@ -40,6 +49,9 @@ def parse(text: str) -> Problem:
             case [":goal", condition]:
                 goal = _formula(condition)
     facts.pop("=", None)
+    for predicate, rows in facts.items():
+        if any(len(row) != ARITY.get(predicate, len(row)) for row in rows):
+            raise DataError(f"PDDL: ({predicate} ...) takes {ARITY[predicate]} arguments")
     if not objects or goal is None or "atlocation" not in facts:
         raise DataError("not a problem of the alfred domain: it needs :objects, a :goal and an (atLocation agent ...)")
     return Problem(objects, facts, goal)

@@ -11,13 +11,15 @@ from collections.abc import Iterator
 from itertools import count
 from typing import NamedTuple
 
-from actors.envs.household.game import APPLIANCES, CLEAN, COOL, HOT, KNIVES, ON, PROPERTIES, SLICED, TOGGLED, Game
+from actors.envs.household.game import APPLIANCES, KNIVES, Game
+from actors.envs.household.goals import Conjunction
+from actors.envs.household.layout import CLEAN, COOL, HOT, ON, PROPERTIES, SLICED, TOGGLED
 
 _TREATMENTS = {"clean": (CLEAN, None), "heat": (HOT, COOL), "cool": (COOL, HOT)}  # gained, lost
 
 
 class Node(NamedTuple):
-    """A situation: the state (`game.Layout`), and of it the agent's place and the object in hand (-1: none)."""
+    """A situation: the state (`layout.Layout`), and of it the agent's place and the object in hand (-1: none)."""
 
     state: int
     place: int
@@ -92,7 +94,8 @@ class _Search:
         self.objects = self._objects(needs)
         self.places = self._places(needs)
         self.appliance_places = {
-            kind: {game.place[r] for r, its in enumerate(game.receptacle_types) if its == kind} - {-1} for kind in APPLIANCES
+            kind: {game.place[r] for r, its in enumerate(game.receptacle_types) if its == kind} - {-1}
+            for kind in APPLIANCES
         }
 
     def _objects(self, needs: set[Need]) -> list[int]:
@@ -221,11 +224,13 @@ class _Search:
             places = {game.place[r] for r in range(len(game.receptacles)) if state & game.layout.inside(o, r)}
         else:
             verb = next((verb for verb, (gained, _) in _TREATMENTS.items() if gained == which), "")
-            places = next((self.appliance_places[kind] for kind, (does, _) in APPLIANCES.items() if does == verb), set())
+            places = next(
+                (self.appliance_places[kind] for kind, (does, _) in APPLIANCES.items() if does == verb), set()
+            )
         return places if len(places) == 1 else set()
 
 
-def _needs(game: Game, facts: frozenset[tuple[bool, tuple[str, tuple[str, ...]]]]) -> list[Need]:
+def _needs(game: Game, facts: Conjunction) -> list[Need]:
     layout = game.layout
     needs = []
     for positive, (predicate, arguments) in facts:

@@ -141,23 +141,26 @@ _LYING: Mapping[str, str] = {
 # Receptacle type -> the object types that may lie in or on it, sorted. (Toasters and towel holders take none of ours.)
 HOLDS: Mapping[str, tuple[str, ...]] = {receptacle: tuple(objects.split()) for receptacle, objects in _LYING.items()}
 
-OPENABLE = frozenset("Cabinet Drawer Fridge Microwave Safe".split())
+
+def _types(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
+OPENABLE = _types("Cabinet Drawer Fridge Microwave Safe")
 ABLE: Mapping[str, frozenset[str]] = {
-    "heatable": frozenset("Apple Bread Cup Egg Mug Plate Potato Tomato".split()),
-    "coolable": frozenset("Apple Bowl Bread Cup Egg Lettuce Mug Pan Plate Pot Potato Tomato WineBottle".split()),
-    "cleanable": frozenset(
+    "heatable": _types("Apple Bread Cup Egg Mug Plate Potato Tomato"),
+    "coolable": _types("Apple Bowl Bread Cup Egg Lettuce Mug Pan Plate Pot Potato Tomato WineBottle"),
+    "cleanable": _types(
         """Apple Bowl ButterKnife Cloth Cup DishSponge Egg Fork Kettle Knife Ladle Lettuce Mug Pan Plate Pot Potato SoapBar
-        Spatula Spoon Tomato""".split()
+        Spatula Spoon Tomato"""
     ),
-    "sliceable": frozenset("Apple Bread Lettuce Potato Tomato".split()),
-    "toggleable": frozenset(["DeskLamp"]),
+    "sliceable": _types("Apple Bread Lettuce Potato Tomato"),
+    "toggleable": _types("DeskLamp"),
 }
 LAMP = "DeskLamp"
 LAMP_STANDS = ("CoffeeTable", "Desk", "Dresser", "Shelf", "SideTable")
 # Not asked for as destinations: too special to find one's way by common sense.
-NO_DESTINATION = frozenset(
-    "CoffeeMachine HandTowelHolder SinkBasin StoveBurner Toaster ToiletPaperHanger TowelHolder".split()
-)
+NO_DESTINATION = _types("CoffeeMachine HandTowelHolder SinkBasin StoveBurner Toaster ToiletPaperHanger TowelHolder")
 # Task type -> the rooms where it can be done, and the ability that its object needs. Absent: everywhere, none.
 TASK_ROOMS: Mapping[str, tuple[str, ...]] = {
     "pick_heat_then_place_in_recep": ("Kitchen",),

@@ -4,6 +4,7 @@ Generated games:  household:<split>:<seed>:<index>, from which the game is drawn
 Loaded games:     the path of their folder relative to `config.data`.
 """
 
+import re
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
@@ -17,6 +18,7 @@ from protos.errors import ConfigError, DataError
 from protos.seeding import generator
 
 _PREFIX = "household:"
+_GENERATED = re.compile(rf"{_PREFIX}(?P<split>{'|'.join(SPLITS)}):(?P<seed>-?[0-9]+):(?P<index>[0-9]+)")
 # ALFWorld's names of the splits, as folders.
 _FOLDERS = {"train": "train", "valid_seen": "seen", "valid_unseen": "unseen"}
 
@@ -48,15 +50,10 @@ def game_of(config: Config, task_id: str) -> Game:
             return _folder(config.data, config.tasks)[task_id]
         except KeyError:
             raise DataError(f"household: no task {task_id!r} under {config.data}") from None
-    try:
-        split, seed, index = task_id.removeprefix(_PREFIX).split(":")
-        known = split in SPLITS and int(index) >= 0
-        numbers = int(seed), int(index)
-    except ValueError:
-        known = False
-    if not known:
+    found = _GENERATED.fullmatch(task_id)
+    if found is None:
         raise DataError(f"household: {task_id!r} is not of the form {_PREFIX}<split>:<seed>:<index>")
-    return generate(config, split, *numbers)
+    return generate(config, found["split"], int(found["seed"]), int(found["index"]))
 
 
 def draw_task(config: Config, rng: np.random.Generator) -> str:

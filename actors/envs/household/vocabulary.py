@@ -39,7 +39,9 @@ def vocabulary(config: Config) -> list[str]:
     words: dict[str, None] = {}
     for name, instances in sorted(_entities(config).items()):
         words.update(dict.fromkeys([name, *(f"{name} {number}" for number in range(2, instances + 1))]))
-    templates = [t for task in config.tasks for t in (*GOALS[task].templates, *(GOALS[task].sliced if config.data else ()))]
+    templates = [
+        t for task in config.tasks for t in (*GOALS[task].templates, *(GOALS[task].sliced if config.data else ()))
+    ]
     for sentence in [*texts.sentences(), *templates]:
         words.update(dict.fromkeys(_plain_words(sentence)))
     return list(words)

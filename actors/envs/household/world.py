@@ -4,7 +4,8 @@ from bisect import insort
 from hashlib import blake2b
 
 from actors.envs.household import texts
-from actors.envs.household.game import APPLIANCES, CLEAN, COOL, HOT, KNIVES, ON, PROPERTIES, SLICED, TOGGLED, Game
+from actors.envs.household.game import APPLIANCES, KNIVES, Game
+from actors.envs.household.layout import CLEAN, COOL, HOT, ON, PROPERTIES, SLICED, TOGGLED
 from actors.envs.household.texts import enumerate_items
 
 _ANYWHERE = ["help", "inventory", "look"]
@@ -13,7 +14,7 @@ _ANYWHERE = ["help", "inventory", "look"]
 class World:
     """One play of one game. Plays share nothing that changes, the game's table of commands apart, which only grows.
 
-    state       int, the facts that hold now (`game.Layout`); the attributes below restate parts of it for speed
+    state       int, the facts that hold now (`layout.Layout`); the attributes below restate parts of it for speed
     place       the location of the agent
     held        the object in hand, -1: none
     contents    the objects in each receptacle, sorted

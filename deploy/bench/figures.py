@@ -1,0 +1,84 @@
+"""What every figure of `tandem bench` means, and the bar that it has to clear."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+Figures = dict[str, float | None]
+"""One benchmark's result, flat; None where a figure cannot be had on this machine."""
+
+
+class Figure(NamedTuple):
+    meaning: str
+    least: float | None = None
+    most: float | None = None
+
+    def bar(self) -> str:
+        if self.least is not None:
+            return f">= {self.least:,g}"
+        return f"<= {self.most:,g}" if self.most is not None else ""
+
+    def verdict(self, value: float | None) -> str:
+        """met, missed, or nothing where there is no bar or no value."""
+        if value is None or (self.least is None and self.most is None):
+            return ""
+        above = self.least is None or value >= self.least
+        below = self.most is None or value <= self.most
+        return "met" if above and below else "missed"
+
+
+ENV = {
+    "household_steps_per_s": Figure("household steps/s on one core, resets included, slower of small and full", 50_000),
+    "household_small_steps_per_s": Figure("the same in small rooms (4 to 7 receptacles)"),
+    "household_full_steps_per_s": Figure("the same in full rooms (7 to 26 receptacles)"),
+    "household_games_per_s": Figure("full-room games generated, proven solvable and compiled a second"),
+    "real_engine_steps_per_s": Figure("ALFWorld's own engine, the same commands in the same full-room games"),
+    "vs_real_engine": Figure("full-room steps/s over the real engine's on those games"),
+}
+
+ROLLOUT = {
+    "tokens_per_s": Figure("generated tokens/s while playing 32 games at once"),
+    "read_tokens_per_s": Figure("openings and observations read meanwhile, tokens/s"),
+    "steps_per_s": Figure("environment steps/s meanwhile"),
+    "job_tokens_per_s": Figure("generated tokens/s at the main job's batch"),
+    "generate_tokens_per_s": Figure("transformers' generate on the same games: same rows and turn lengths, cache kept"),
+    "vs_generate": Figure("tokens_per_s over generate_tokens_per_s", 0.9),
+    "vs_generate_full_batch": Figure("over generate where no row ever leaves and all are of the mean length"),
+    "vs_generate_one_call": Figure("over one call of generate that reads no observation"),
+    "vs_generate_no_cache": Figure("over a call a turn that reads the grown context again"),
+    "batch_success": Figure("share of the games won"),
+    "reply_tokens": Figure("mean tokens of a reply"),
+    "turns": Figure("mean turns of a game"),
+}
+
+LEARNER = {
+    "tokens_per_s": Figure("trained tokens/s: policy and world-model term, through RLlib"),
+    "vs_bare_torch": Figure("tokens/s over a bare torch loop's on the same micro-batches and losses", 0.9),
+    "vs_bare_torch_policy": Figure("the same for the policy term alone"),
+    "paw_time_overhead": Figure("added time of the world-model term over rollout + update", most=0.02),
+    "paw_update_overhead": Figure("added time over the update alone", most=0.05),
+    "paw_memory_overhead": Figure("added peak tensor memory of the update", most=0.03),
+    "paw_skipping_overhead": Figure("added update time where the policy alone may skip zero-advantage rows"),
+    "paw_replay_overhead": Figure("added update time of the replayed rows, default ratio"),
+    "safeguard_overhead": Figure("added update time of wm_max_grad_ratio"),
+    "statistics_overhead": Figure("added update time of the gradient statistics, spread over their interval"),
+    "update_seconds": Figure("CPU seconds of the update, policy and world-model term"),
+    "rollout_seconds": Figure("CPU seconds of the rollout that made the batch"),
+    "update_peak_mib": Figure("peak tensor memory of the update, MiB"),
+    "batch_tokens": Figure("tokens of the batch"),
+    "batch_success": Figure("share of its episodes that won"),
+    "zero_advantage_rows": Figure("share of its rows whose advantages are all 0"),
+    "mask_rate": Figure("share of selected observation tokens with a loss (p <= rho)"),
+}
+
+
+FIGURES: dict[str, dict[str, Figure]] = {"env": ENV, "rollout": ROLLOUT, "learner": LEARNER}
+COLUMNS = ("figure", "measured", "bar", "", "meaning")
+
+
+def rows(name: str, result: Mapping[str, float | None]) -> list[tuple[str, object, str, str, str]]:
+    """A result of benchmark `name` as table rows, in the order of `FIGURES`: see COLUMNS."""
+    return [
+        (key, "-" if result[key] is None else result[key], figure.bar(), figure.verdict(result[key]), figure.meaning)
+        for key, figure in FIGURES[name].items()
+        if key in result
+    ]
