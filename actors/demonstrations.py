@@ -33,21 +33,18 @@ def demonstrate(
     Commands take the way of sampled replies: encoded, framed by `<act>` and `<eoa>`, read back by the prompt and
     executed, so a row shows what its own tokens do. Raises ConfigError where the module has no expert.
     """
-    return [_as_row(_play(task_id, module, config, prompt, seed, max_reply_tokens), source) for task_id in task_ids]
-
-
-def _play(
-    task_id: str, module: ModuleType, config: Any, prompt: AppendPrompt, seed: int, max_reply_tokens: int
-) -> Episode:
     env = module.build(config)
-    player = Player(env, prompt, environment=module.__name__, max_reply_tokens=max_reply_tokens)
-    task_seed = derive_seed(seed, "demonstration", task_id)
-    tokens = player.open(task_id, task_seed)
-    expert = plugins.expert(module, config, env, task_seed)
-    while tokens is not None:
-        tokens = player.take(_reply(prompt.action(expert(player.observation, player.info))))
-    player.close()
-    return player.episode()
+    rows = []
+    for task_id in task_ids:
+        player = Player(env, prompt, environment=module.__name__, max_reply_tokens=max_reply_tokens)
+        task_seed = derive_seed(seed, "demonstration", task_id)
+        tokens = player.open(task_id, task_seed)
+        expert = plugins.expert(module, config, env, task_seed)
+        while tokens is not None:
+            tokens = player.take(_reply(prompt.action(expert(player.observation, player.info))))
+        rows.append(_as_row(player.episode(), source))
+    env.close()
+    return rows
 
 
 def _reply(action: TokenIds) -> Reply:

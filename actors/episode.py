@@ -173,7 +173,7 @@ class Player:
     def _read(self, tokens: TokenIds) -> None:
         self._append(tokens)
         self.counts["prompt_tokens"] += len(tokens)
-        self.counts["unknown_tokens"] += int(np.count_nonzero(tokens == self._prompt.tokenizer.unk_id))
+        self.counts["unknown_tokens"] += tokens.tolist().count(self._prompt.tokenizer.unk_id)
 
     def _append(self, tokens: TokenIds) -> None:
         self._parts.append(tokens)

@@ -61,6 +61,7 @@ class AppendPrompt:
         self.tokenizer = tokenizer
         self.config = config or Config()
         self._act = np.array([tokenizer.act_id], dtype=np.int32)
+        self._eoa = np.array([tokenizer.eoa_id], dtype=np.int32)
         self._special = {tokenizer.pad_id, tokenizer.act_id, tokenizer.eoa_id, tokenizer.unk_id}
         self._key = lru_cache(maxsize=200_000)(self._key_uncached)
         self._follow = lru_cache(maxsize=200_000)(self._follow_uncached)
@@ -75,7 +76,7 @@ class AppendPrompt:
 
     def action(self, command: str) -> TokenIds:
         """The reply that stands for `command`, <eoa> included: what a demonstration shows."""
-        return np.append(self.tokenizer.encode(command), np.int32(self.tokenizer.eoa_id))
+        return np.concatenate([self.tokenizer.encode(command), self._eoa])
 
     def command(self, reply: TokenIds, info: Info) -> tuple[str, Parsed]:
         """The text to hand to the environment for the sampled ids `reply` ((n,), with or without the final <eoa>)."""

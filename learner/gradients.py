@@ -203,7 +203,9 @@ class _SplitGradient:
                 hidden.backward(both)
             return
         for side, gradient in ((self._policy, policy), (self._world, world)):
-            parts = torch.autograd.grad(hidden, self._parameters, gradient, retain_graph=True, allow_unused=True)
+            parts = torch.autograd.grad(
+                hidden, self._parameters, gradient, retain_graph=side is self._policy, allow_unused=True
+            )
             _add(side.gradient, _dense(parts, self._parameters))
 
     def _finish(self, scale: float) -> Metrics:

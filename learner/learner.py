@@ -58,10 +58,9 @@ class Learner:
 
         Raises NonFiniteError, naming the rows, before the optimizer step that a NaN or infinity would have entered.
         """
-        assert self._phase is not None, "begin_phase comes before update"
         watch = Stopwatch()
         with watch("weigh"):
-            plan, metrics = self._plan(self._phase, update, index)
+            plan, metrics = self.plan(update, index)
         with watch("update"):
             (trained,) = self._group.update(training_data=UpdateData(plan))
         seconds = {f"learner/seconds/{name}": total(value) for name, value in watch.seconds.items()}
@@ -87,8 +86,10 @@ class Learner:
         load_state(self._local.updater, folder)
         load_weights(self.model, folder)
 
-    def _plan(self, phase: Phase, update: Update, index: int) -> tuple[Plan, Metrics]:
-        """Weigh every objective on the whole update, then cut it in minibatches."""
+    def plan(self, update: Update, index: int) -> tuple[Plan, Metrics]:
+        """Weigh every objective on the whole of `update`, then cut it in minibatches."""
+        phase = self._phase
+        assert phase is not None, "begin_phase comes before update"
         streams: list[tuple[int, Stream]] = []
         metrics = []
         for number, objective in enumerate(phase.objectives):

@@ -64,7 +64,9 @@ def mean_turns(episodes: Sequence[Episode]) -> list[Turn]:
     replies = [_mean([game[number].action.length for game in games if len(game) > number]) for number in range(count)]
     rows = len(games)
     return [
-        Turn(None, torch.randint(4, 64, (rows, read)), torch.ones(rows, read, dtype=torch.int64), torch.full((rows,), n))
+        Turn(
+            None, torch.randint(4, 64, (rows, read)), torch.ones(rows, read, dtype=torch.int64), torch.full((rows,), n)
+        )
         for read, n in zip(_whole(reading), _whole(replies), strict=True)
     ]
 

@@ -50,6 +50,12 @@ class Policy:
         engine = build_engine(self.config, self.learner, self.world.tokenizer)
         return play(leases, self.world.make, self.world.prompt, engine, environment=self.world.name)
 
+    def another_learner(self) -> Learner:
+        """A learner of its own with a copy of the weights."""
+        learner = build_learner(self.config, self.world.tokenizer)
+        learner.model.load_state_dict(self.learner.model.state_dict())
+        return learner
+
 
 def prepare(console: Console, checkpoint: Path | None = None, config: RunConfig = QUICK) -> Policy:
     """The policy of `checkpoint` (a run folder or a checkpoint folder), or of the quick warm start in `config`."""

@@ -155,7 +155,7 @@ def test_the_reference_policy_survives_a_resume(tmp_path):
     straight.update({"fresh": ROWS[0]}, 0)
     straight.save(tmp_path)
     resumed.restore(tmp_path)
-    rng_of_updates = [made._plan(made._phase, {"fresh": ROWS[1]}, 1)[0] for made in (straight, straight)]
+    rng_of_updates = [made.plan({"fresh": ROWS[1]}, 1)[0] for made in (straight, straight)]
     assert straight._local.updater is not None
     assert resumed._local.updater is not None
     metrics = [made._local.updater.run(plan) for made, plan in zip((straight, resumed), rng_of_updates, strict=True)]
@@ -268,7 +268,7 @@ def test_an_update_with_nothing_to_train_on_changes_nothing():
 def test_a_plan_survives_pickling_with_its_rows_still_shared():
     """What crosses to a remote learner: numpy arrays, each set of rows once."""
     made = learner()
-    plan, _ = made._plan(made._phase, {"fresh": ROWS[0]}, 0)
+    plan, _ = made.plan({"fresh": ROWS[0]}, 0)
     copy = pickle.loads(pickle.dumps(plan))
     assert made._local.updater is not None
     other = learner()

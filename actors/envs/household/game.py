@@ -116,6 +116,19 @@ class Game:
         parts = (self.receptacles, self.objects, self.stands, self.initial, goal)
         return hashlib.blake2b(repr(parts).encode(), digest_size=16).digest()
 
+    @cached_property
+    def relevant(self) -> int:
+        """The bits of a state that matter to the task from anywhere: where the agent is, what it holds, and everything about the
+        objects of the types that the task names. Whether a receptacle is open matters where the agent stands."""
+        layout, wish = self.layout, {self.task.object, self.task.lamp}
+        bits = layout.holds_any | sum(layout.at(place) for place in range(len(self.stands)))
+        for o, kind in enumerate(self.object_types):
+            bits |= layout.holds(o)
+            if kind in wish:
+                bits |= sum(layout.inside(o, r) for r in range(len(self.receptacles)))
+                bits |= sum(layout.has(o, which) for which in PROPERTIES.values())
+        return bits
+
     def won(self, state: int) -> bool:
         return any(state & need == need and not state & forbid for need, forbid, _ in self.goal)
 

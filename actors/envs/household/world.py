@@ -54,8 +54,10 @@ class World:
 
     @property
     def key(self) -> str:
-        """Equal exactly where game and state are equal."""
-        return blake2b(self.state.to_bytes(self._bytes, "big"), digest_size=12, key=self.game.identity).hexdigest()
+        """Equal exactly where the game is the same and the states are alike for its task (`Game.relevant`)."""
+        here = sum(self._layout.opened(r) for r in self.game.stands[self.place])
+        alike = self.state & (self.game.relevant | here)
+        return blake2b(alike.to_bytes(self._bytes, "big"), digest_size=12, key=self.game.identity).hexdigest()
 
     def _commands(self) -> list[str]:
         """The groups follow the alphabet, as does each group: the whole is sorted."""

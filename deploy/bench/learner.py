@@ -1,0 +1,179 @@
+"""`tandem bench learner`: the learner beside a bare torch loop, and what the world-model term costs.
+
+All arms train the very same batch: one rollout of the main job by a trained policy. The learning rate is 1e-9, so that
+every repeat finds the same weights. The term's cost is taken at equal rows: the policy term alone then trains zero-
+advantage rows too (`skip_zero_advantage = false`), the bound on its gradient is off, nothing is replayed. What each of
+these three adds is measured apart, in a second set of arms.
+
+Memory is the peak of all tensors allocated by torch during an update, from its profiler, on top of weights and optimizer
+state: exact, and free of the allocator's and the process's own noise.
+"""
+
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from torch.autograd.profiler import profile
+
+from deploy.bench.bare import BareLoop
+from deploy.bench.figures import Figures
+from deploy.bench.measure import added, interleave, median, ratio
+from deploy.bench.policy import QUICK, Policy, prepare
+from deploy.config import PolicyTraining, RunConfig
+from deploy.console import Console
+from deploy.parts import build_replay
+from learner import plugins
+from learner.batch import pack, pack_world
+from learner.config import LearnerConfig, OptimizerConfig
+from learner.core import Rows, Update
+from learner.learner import Learner
+from protos.records import Lease, Version
+from protos.seeding import generator
+from protos.telemetry import reduce_metrics
+
+POLICY, PAW = PolicyTraining().objectives
+"""The terms of the main job."""
+UNSKIPPED = POLICY | {"skip_zero_advantage": False}
+FRESH_PAW = PAW | {"replay_ratio": 0.0}
+EQUAL = PolicyTraining().learner.model_copy(
+    update={
+        "optimizer": OptimizerConfig(lr=1e-9),
+        "wm_max_grad_ratio": None,
+        "gradient_statistics_every": 0,
+    }
+)
+"""The main job's learner, bare of what is measured apart."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One rollout, as rows, with as many replayed ones as the main job would add."""
+
+    leases: list[Lease]
+    fresh: Rows
+    replayed: Rows
+    success: float
+
+
+class Arm:
+    """A learner with the policy's weights and objectives of its own; trains the same update at each call."""
+
+    def __init__(self, policy: Policy, config: LearnerConfig, update: Update, *specs: Mapping[str, Any]) -> None:
+        self.config, self.update = config, update
+        self.objectives = [plugins.load("objectives", spec) for spec in specs]
+        self.learner = policy.another_learner()
+        self.learner.begin_phase("policy", config, self.objectives, total_updates=1)
+        self.metrics: dict[str, float] = {}
+
+    def __call__(self) -> None:
+        self.metrics = reduce_metrics([self.learner.update(self.update, 0)])
+
+    def bare(self) -> BareLoop:
+        """The same update as a bare loop, on a copy of the model."""
+        plan, _ = self.learner.plan(self.update, 0)
+        return BareLoop(deepcopy(self.learner.model), self.config, plan, self.objectives)
+
+
+def run(
+    console: Console,
+    checkpoint: Path | None = None,
+    *,
+    config: RunConfig = QUICK,
+    repeats: int = 9,
+    side_repeats: int = 5,
+) -> Figures:
+    """Medians over `repeats` rounds of the headline's arms, `side_repeats` of the others."""
+    policy = prepare(console, checkpoint, config)
+    batch = make_batch(policy)
+    return _headline(policy, batch, repeats, console) | _sides(policy, batch, side_repeats, console)
+
+
+def make_batch(policy: Policy) -> Batch:
+    """One rollout of the job's size, and its replayed rows drawn from what it left in replay."""
+    config = policy.config
+    replay = build_replay(config, policy.world, Version(0, 0))
+    leases: list[Lease] = []
+    while len(leases) < config.replay.groups_per_update and (lease := replay.lease("rollout")) is not None:
+        leases.append(lease)
+    groups, metrics = policy.play(leases)
+    for group in groups:
+        replay.append_group(group)
+    fresh = pack(replay.sample_policy(len(groups)))
+    fresh = replace(fresh, advantages=plugins.load("advantages", config.training.advantages).compute(fresh))
+    wanted = plugins.load("objectives", PAW).replay_rows(fresh)
+    replayed = pack_world(replay.sample_world(wanted, generator(config.seed, "bench", "replay")))
+    return Batch(leases, fresh, replayed, reduce_metrics([metrics])["rollout/success"])
+
+
+def _headline(policy: Policy, batch: Batch, repeats: int, console: Console) -> Figures:
+    """At equal rows: rollout, policy alone, with the world-model term, and both as bare loops."""
+    plain = Arm(policy, EQUAL, {"fresh": batch.fresh}, UNSKIPPED)
+    with_paw = Arm(policy, EQUAL, {"fresh": batch.fresh}, UNSKIPPED, FRESH_PAW)
+    arms = {
+        "rollout": lambda: policy.play(batch.leases),
+        "policy": plain,
+        "policy + paw": with_paw,
+        "bare policy": plain.bare(),
+        "bare policy + paw": with_paw.bare(),
+    }
+    seconds = interleave(arms, repeats, console)
+    own, base, rollout = seconds["policy + paw"], seconds["policy"], seconds["rollout"]
+    memory, base_memory = peak_bytes(with_paw), peak_bytes(plain)
+    tokens = with_paw.metrics["learner/tokens"]
+    return {
+        "tokens_per_s": tokens / median(own),
+        "vs_bare_torch": ratio(seconds["bare policy + paw"], own),
+        "vs_bare_torch_policy": ratio(seconds["bare policy"], base),
+        "paw_time_overhead": added(own, base, rollout),
+        "paw_update_overhead": added(own, base),
+        "paw_memory_overhead": memory / base_memory - 1,
+        "update_seconds": median(own),
+        "rollout_seconds": median(rollout),
+        "update_peak_mib": memory / 2**20,
+        "batch_tokens": tokens,
+        "batch_success": batch.success,
+        "zero_advantage_rows": with_paw.metrics["policy_gradient/zero_advantage_rows"],
+        "mask_rate": with_paw.metrics["paw/mask_rate"],
+    }
+
+
+def _sides(policy: Policy, batch: Batch, repeats: int, console: Console) -> Figures:
+    """What the job's settings add: rows that the policy alone would skip, replayed rows, safeguard, statistics."""
+    fresh, both = {"fresh": batch.fresh}, {"fresh": batch.fresh, "replay": batch.replayed}
+    every = PolicyTraining().learner.gradient_statistics_every
+    arms = {
+        "equal rows": Arm(policy, EQUAL, fresh, UNSKIPPED, FRESH_PAW),
+        "skipping": Arm(policy, EQUAL, fresh, POLICY),
+        "skipping + paw": Arm(policy, EQUAL, fresh, POLICY, FRESH_PAW),
+        "replay": Arm(policy, EQUAL, both, UNSKIPPED, PAW),
+        "safeguard": Arm(policy, EQUAL.model_copy(update={"wm_max_grad_ratio": 1.0}), fresh, UNSKIPPED, FRESH_PAW),
+        "statistics": Arm(
+            policy, EQUAL.model_copy(update={"gradient_statistics_every": 1}), fresh, UNSKIPPED, FRESH_PAW
+        ),
+    }
+    seconds = interleave(arms, repeats, console)
+    return {
+        "paw_skipping_overhead": added(seconds["skipping + paw"], seconds["skipping"]),
+        "paw_replay_overhead": added(seconds["replay"], seconds["equal rows"]),
+        "safeguard_overhead": added(seconds["safeguard"], seconds["equal rows"]),
+        "statistics_overhead": added(seconds["statistics"], seconds["equal rows"]) / every,
+    }
+
+
+def peak_bytes(arm: Arm) -> int:
+    """Peak bytes of tensors during one call: what weights and optimizer hold, and what torch allocates meanwhile."""
+    with profile(use_cpu=True, profile_memory=True, use_kineto=True) as profiler:
+        arm()
+    results = profiler.kineto_results
+    assert results is not None
+    events = sorted((e for e in results.events() if e.name() == "[memory]"), key=lambda event: event.start_ns())
+    allocated = list(accumulate((event.nbytes() for event in events), initial=0))
+    return _held(arm.learner) + max(allocated)
+
+
+def _held(learner: Learner) -> int:
+    """Bytes of weights, and of as much again twice: Adam's moments."""
+    return 3 * sum(parameter.nbytes for parameter in learner.model.parameters())
