@@ -55,6 +55,12 @@ Arguments = Annotated[
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key=value ...]", show_default=False, help="Settings.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress.")]
+Trained = Annotated[
+    Path | None,
+    typer.Option(
+        "--checkpoint", metavar="RUN", help="A run or checkpoint folder.", show_default="warm-started quickly"
+    ),
+]
 Runs = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Where run folders are kept.")]
 
 
@@ -99,8 +105,7 @@ def evaluate(
     """Evaluate a run or a checkpoint on held-out games."""
     from deploy.console import Console
 
-    if not checkpoint.is_dir():
-        raise DataError(f"no run or checkpoint at {checkpoint}")
+    _existing(checkpoint)
     only_overrides(overrides)
     console = Console(quiet=quiet or as_json)
     from deploy.evaluate import evaluate as evaluate_checkpoint
@@ -126,15 +131,6 @@ def show_config(arguments: Arguments = None) -> None:
     typer.echo(dump(load(RunConfig, *split_arguments(arguments)), comments=True), nl=False)
 
 
-def _benchmark(name: str, as_json: bool, quiet: bool) -> None:
-    from importlib import import_module
-
-    from deploy.console import Console
-
-    console = Console(quiet=quiet or as_json)
-    _print_result(import_module(f"deploy.bench.{name}").run(console), as_json, console)
-
-
 @bench.command(name="env")
 def bench_env(as_json: Json = False, quiet: Quiet = False) -> None:
     """Environment steps a second, beside the real engine's."""
@@ -142,15 +138,29 @@ def bench_env(as_json: Json = False, quiet: Quiet = False) -> None:
 
 
 @bench.command(name="rollout")
-def bench_rollout(as_json: Json = False, quiet: Quiet = False) -> None:
+def bench_rollout(checkpoint: Trained = None, as_json: Json = False, quiet: Quiet = False) -> None:
     """Generated tokens a second, beside transformers' own generate."""
-    _benchmark("rollout", as_json, quiet)
+    _benchmark("rollout", as_json, quiet, checkpoint=_existing(checkpoint))
 
 
 @bench.command(name="learner")
-def bench_learner(as_json: Json = False, quiet: Quiet = False) -> None:
+def bench_learner(checkpoint: Trained = None, as_json: Json = False, quiet: Quiet = False) -> None:
     """Training tokens a second, beside a bare torch loop; the world-model term's added time and memory."""
-    _benchmark("learner", as_json, quiet)
+    _benchmark("learner", as_json, quiet, checkpoint=_existing(checkpoint))
+
+
+def _benchmark(name: str, as_json: bool, quiet: bool, **settings: Any) -> None:
+    from importlib import import_module
+
+    from deploy.bench.figures import COLUMNS, rows
+    from deploy.console import Console
+
+    console = Console(quiet=quiet or as_json)
+    result = import_module(f"deploy.bench.{name}").run(console, **settings)
+    if as_json:
+        _print_result(result, as_json, console)
+    else:
+        console.table(rows(name, result), columns=COLUMNS)
 
 
 def split_arguments(arguments: Sequence[str] | None) -> tuple[Path | None, list[str]]:
@@ -160,6 +170,12 @@ def split_arguments(arguments: Sequence[str] | None) -> tuple[Path | None, list[
     if len(files) > 1:
         raise ConfigError(f"{files[1]!r} is neither a setting (key=value) nor the config, which is {files[0]}")
     return (Path(files[0]) if files else None), overrides
+
+
+def _existing(checkpoint: Path | None) -> Path | None:
+    if checkpoint is not None and not checkpoint.is_dir():
+        raise DataError(f"no run or checkpoint at {checkpoint}")
+    return checkpoint
 
 
 def only_overrides(arguments: Sequence[str] | None) -> None:

@@ -30,7 +30,7 @@ Model = TypeVar("Model", bound=BaseModel)
 NAME = "name"
 """The key that tells which plug-in a table configures."""
 ABSENT = "none"
-"""How TOML, which has no null, says None where that is not the default."""
+"""How TOML, which has no null, says None."""
 
 
 def load(model: type[Model], path: Path | None = None, overrides: Sequence[str] = (), *, text: str = "") -> Model:
@@ -209,15 +209,9 @@ def _plain(value: Any) -> Any:
 
 
 def _table(config: BaseModel) -> dict[str, Any]:
-    """Every field; a None that is the default is left out, another is the word "none"."""
-    table = {}
-    for name, field in type(config).model_fields.items():
-        value = _plain(getattr(config, name))
-        if value is not None:
-            table[name] = value
-        elif field.is_required() or field.get_default(call_default_factory=True, validated_data={}) is not None:
-            table[name] = ABSENT
-    return table
+    """Every field; None is the word "none": left out, it would read as the default of whatever table the field stands in."""
+    plain = {name: _plain(getattr(config, name)) for name in type(config).model_fields}
+    return {name: ABSENT if value is None else value for name, value in plain.items()}
 
 
 def _lines(value: BaseModel | Mapping[str, Any], path: tuple[str, ...], comments: bool) -> Iterator[str]:

@@ -10,7 +10,7 @@ from deploy.runs import RunFolder, code_commit
 def summarise_run(config: RunConfig, run: RunFolder, seconds: float) -> dict[str, Any]:
     """Success before and after policy training, sampled and greedy, and what the run was made of.
 
-    `success_before` and `success_after` are sampled, unconstrained, on the first held-out split, with 95 % intervals over games.
+    `success_before` and `success_after`: sampled, unconstrained, on the first held-out split, 95 % intervals over games.
     """
     lines = [json.loads(line) for line in run.evaluations.read_text().splitlines()]
     full = [line for line in lines if line["full"]]

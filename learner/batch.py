@@ -161,8 +161,10 @@ class Part:
 def minibatches(streams: Sequence[Stream], count: int, rng: np.random.Generator) -> list[list[Part]]:
     """At most `count` disjoint minibatches that cover every row on which a stream is not 0; each has one part a `Rows`.
 
-    Every set of rows is shuffled and cut in `count` by the number of transitions, so a minibatch holds its share of
-    each source, to within the transitions of one row. Minibatches without a row are left out.
+    The groups of every set of rows are shuffled and cut in `count` by the number of transitions, so a minibatch holds its
+    share of each source, to within the transitions of one group. **Groups stay whole**: their advantages sum to zero, and
+    half a group would push up or down what all its episodes share. (On the household games the halves cost a third of
+    the success after 30 updates.) Minibatches without a row are left out.
     """
     parts: list[list[Part]] = [[] for _ in range(count)]
     for rows in {id(stream.rows): stream.rows for stream in streams}.values():
@@ -171,8 +173,7 @@ def minibatches(streams: Sequence[Stream], count: int, rng: np.random.Generator)
             if stream.rows is rows:
                 active |= stream.weights != 0
         seen = np.concatenate([[0], np.cumsum(active)])[rows.row_start]
-        row_ids = rng.permutation(np.flatnonzero(np.diff(seen)))
-        for part, ids in zip(parts, _cut(rows, row_ids, count), strict=True):
+        for part, ids in zip(parts, _cut(rows, np.flatnonzero(np.diff(seen)), count, rng), strict=True):
             if len(ids):
                 part.append(Part(rows, ids))
     return [part for part in parts if part]
@@ -193,12 +194,16 @@ def micro_batches(rows: Rows, row_ids: IntArray, token_budget: int) -> list[IntA
     return batches
 
 
-def _cut(rows: Rows, row_ids: IntArray, count: int) -> list[IntArray]:
-    """`row_ids` in `count` runs: a row belongs to the run in which the middle of its transitions falls."""
-    transitions = np.maximum(np.bincount(rows.row, minlength=len(rows.row_start) - 1)[row_ids], 1)
-    middle = np.cumsum(transitions) - transitions / 2
-    run = (middle * count / max(1, transitions.sum())).astype(np.int64)
-    return [row_ids[run == i] for i in range(count)]
+def _cut(rows: Rows, row_ids: IntArray, count: int, rng: np.random.Generator) -> list[IntArray]:
+    """`row_ids` in `count` runs of shuffled groups: a group belongs to the run in which the middle of its transitions falls."""
+    group_of = np.zeros(len(rows.row_start) - 1, np.int64)
+    group_of[rows.row] = rows.group
+    transitions = np.bincount(group_of[rows.row[np.isin(rows.row, row_ids)]], minlength=rows.groups)
+    groups = rng.permutation(np.unique(group_of[row_ids]))
+    middle = np.cumsum(transitions[groups]) - transitions[groups] / 2
+    run = np.zeros(rows.groups, np.int64)
+    run[groups] = (middle * count / max(1, transitions[groups].sum())).astype(np.int64)
+    return [row_ids[run[group_of[row_ids]] == i] for i in range(count)]
 
 
 def _assemble(

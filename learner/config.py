@@ -9,7 +9,7 @@ Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class ModelConfig(BaseModel):
-    """A Qwen2 causal language model made from scratch, or any Hugging Face causal LM in a local folder."""
+    """A Llama causal language model made from scratch, or any Hugging Face causal LM in a local folder."""
 
     model_config = SETTINGS
 

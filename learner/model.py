@@ -7,7 +7,7 @@ from typing import cast
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, Qwen2Config
+from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from learner.config import ModelConfig
@@ -91,7 +91,7 @@ def neutral_generation(pad_id: int, eoa_id: int) -> GenerationConfig:
 
 def _from_scratch(config: ModelConfig, vocab_size: int, eoa_id: int, seed: int) -> PreTrainedModel:
     # pad_token_id stays unset: the embedding of a padding id gets no gradient, and padding is told by length here.
-    architecture = Qwen2Config(
+    architecture = LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=config.width,
         intermediate_size=config.mlp,
@@ -101,6 +101,7 @@ def _from_scratch(config: ModelConfig, vocab_size: int, eoa_id: int, seed: int) 
         max_position_embeddings=config.max_positions,
         rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
         tie_word_embeddings=True,
+        attention_bias=True,
         eos_token_id=eoa_id,
     )
     with torch.random.fork_rng(devices=[]):  # the constructor's own draws are thrown away below

@@ -128,7 +128,10 @@ class Episode:
 
 
 class GroupKey(NamedTuple):
-    """The sampling identity: never made from a text. `repeat` tells apart two leases of one task, `attempt` two tries of one lease."""
+    """The sampling identity: never made from a text.
+
+    `repeat` tells apart two leases of one task, `attempt` two tries of one lease.
+    """
 
     run: str
     task_id: str
@@ -154,7 +157,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Demonstration:
-    """A supervised row: `actions` are the spans to imitate (stop tokens included), `observations` what a world model may learn."""
+    """A supervised row: `actions` are the spans to imitate, stop tokens included; a world model may learn `observations`."""
 
     token_ids: TokenIds
     actions: tuple[Span, ...]

@@ -68,7 +68,8 @@ class TextTokenizer:
         """Refuse to go on with the other end's records or weights where its tokenizer is another one."""
         if fingerprint != self.fingerprint:
             raise TokenizerMismatch(
-                f"{where} was made with tokenizer {fingerprint}, this run has {self.fingerprint}: use the tokenizer saved beside it"
+                f"{where} was made with tokenizer {fingerprint}, this run has {self.fingerprint}: "
+                "use the tokenizer saved beside it"
             )
 
     def _encode_uncached(self, text: str) -> TokenIds:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedModel
@@ -22,6 +22,7 @@ from learner.objectives import paw, policy_gradient
 from learner.optim import build_optimizers
 from learner.scoring import MicroBatch, pad
 from learner.update import Plan
+from protos.errors import ConfigError
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +43,7 @@ class BareLoop:
         self, model: PreTrainedModel, config: LearnerConfig, plan: Plan, objectives: Sequence[Objective]
     ) -> None:
         self._model, self._limit = model, config.max_grad_norm
+        self._head: nn.Module = model.get_output_embeddings()  # pyright: ignore[reportAttributeAccessIssue]
         self._losses = [_loss_of(objective) for objective in objectives]
         (self._optimizer,) = build_optimizers(model, config.optimizer).values()
         weights = [stream.weights for _, stream in plan.streams]
@@ -69,7 +71,7 @@ class BareLoop:
 
     def _loss(self, token_ids: Tensor, scored: list[Scored]) -> Tensor:
         hidden = self._model.base_model(input_ids=token_ids, use_cache=False).last_hidden_state.flatten(0, 1)
-        head = self._model.get_output_embeddings()
+        head = self._head
         losses = [loss(head(hidden[own.slots]), own) for loss, own in zip(self._losses, scored, strict=True)]
         return torch.stack(losses).sum()
 
@@ -80,7 +82,7 @@ def _loss_of(objective: Objective) -> Callable[[Tensor, Scored], Tensor]:
             return partial(_policy_loss, config=objective.config)
         case paw.Paw():
             return partial(_world_loss, config=objective.config)
-    raise ValueError(f"the bare loop has no loss for {objective.name}")
+    raise ConfigError(f"the bare loop has no loss for {objective.name}")
 
 
 def _policy_loss(logits: Tensor, scored: Scored, config: policy_gradient.Config) -> Tensor:

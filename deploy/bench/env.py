@@ -33,7 +33,7 @@ def run(
     steps: int = 20_000,
     real_games: int = 3,
     real_steps: int = 60,
-    repeats: int = 7,
+    rounds: int = 7,
 ) -> Figures:
     """Steps/s of `steps` steps in `games` games; the real engine's are None where the `alfworld` extra is missing."""
     small, full = _config("small"), _config("full")
@@ -44,7 +44,7 @@ def run(
             "full rooms": _player(full, _tasks(full, games), steps),
             "generation": lambda: [household.game_of(full, i) for i in _tasks(full, games, seed=1 + next(fresh))],
         },
-        repeats,
+        rounds,
         console,
     )
     rates = {name: steps / median(seconds[name]) for name in ("small rooms", "full rooms")}

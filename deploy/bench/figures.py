@@ -27,7 +27,9 @@ class Figure(NamedTuple):
 
 
 ENV = {
-    "household_steps_per_s": Figure("household steps/s on one core, resets included, slower of small and full", 50_000),
+    "household_steps_per_s": Figure(
+        "household steps/s on one core, resets included, slower of small and full", least=50_000
+    ),
     "household_small_steps_per_s": Figure("the same in small rooms (4 to 7 receptacles)"),
     "household_full_steps_per_s": Figure("the same in full rooms (7 to 26 receptacles)"),
     "household_games_per_s": Figure("full-room games generated, proven solvable and compiled a second"),
@@ -41,7 +43,7 @@ ROLLOUT = {
     "steps_per_s": Figure("environment steps/s meanwhile"),
     "job_tokens_per_s": Figure("generated tokens/s at the main job's batch"),
     "generate_tokens_per_s": Figure("transformers' generate on the same games: same rows and turn lengths, cache kept"),
-    "vs_generate": Figure("tokens_per_s over generate_tokens_per_s", 0.9),
+    "vs_generate": Figure("tokens_per_s over generate_tokens_per_s", least=0.9),
     "vs_generate_full_batch": Figure("over generate where no row ever leaves and all are of the mean length"),
     "vs_generate_one_call": Figure("over one call of generate that reads no observation"),
     "vs_generate_no_cache": Figure("over a call a turn that reads the grown context again"),
@@ -51,34 +53,37 @@ ROLLOUT = {
 }
 
 LEARNER = {
-    "tokens_per_s": Figure("trained tokens/s: policy and world-model term, through RLlib"),
-    "vs_bare_torch": Figure("tokens/s over a bare torch loop's on the same micro-batches and losses", 0.9),
-    "vs_bare_torch_policy": Figure("the same for the policy term alone"),
-    "paw_time_overhead": Figure("added time of the world-model term over rollout + update", most=0.02),
-    "paw_update_overhead": Figure("added time over the update alone", most=0.05),
-    "paw_memory_overhead": Figure("added peak tensor memory of the update", most=0.03),
-    "paw_skipping_overhead": Figure("added update time where the policy alone may skip zero-advantage rows"),
-    "paw_replay_overhead": Figure("added update time of the replayed rows, default ratio"),
+    "tokens_per_s": Figure("trained tokens/s, policy and world-model term, through RLlib"),
+    "vs_bare_torch": Figure("over a bare torch loop's on the same micro-batches and losses", least=0.9),
+    "paw_time_overhead": Figure("world-model term: added time over rollout + update, equal rows", most=0.02),
+    "paw_update_overhead": Figure("over the update alone, logits at loss tokens only in both", most=0.05),
+    "paw_memory_overhead": Figure("added peak tensor memory of an update", most=0.03),
+    "paw_skipping_overhead": Figure("added update time where the policy alone skips zero-advantage rows"),
+    "paw_replay_overhead": Figure("added update time of the replayed rows"),
     "safeguard_overhead": Figure("added update time of wm_max_grad_ratio"),
-    "statistics_overhead": Figure("added update time of the gradient statistics, spread over their interval"),
-    "update_seconds": Figure("CPU seconds of the update, policy and world-model term"),
+    "update_seconds": Figure("CPU seconds of an update, both terms"),
     "rollout_seconds": Figure("CPU seconds of the rollout that made the batch"),
-    "update_peak_mib": Figure("peak tensor memory of the update, MiB"),
-    "batch_tokens": Figure("tokens of the batch"),
-    "batch_success": Figure("share of its episodes that won"),
+    "update_peak_mib": Figure("peak tensor memory of an update, MiB"),
+    "batch_tokens": Figure("tokens of the batch, without padding"),
+    "batch_success": Figure("share of its games won"),
     "zero_advantage_rows": Figure("share of its rows whose advantages are all 0"),
     "mask_rate": Figure("share of selected observation tokens with a loss (p <= rho)"),
 }
 
-
 FIGURES: dict[str, dict[str, Figure]] = {"env": ENV, "rollout": ROLLOUT, "learner": LEARNER}
-COLUMNS = ("figure", "measured", "bar", "", "meaning")
+COLUMNS = ("", "measured", "bar", "", "name")
 
 
-def rows(name: str, result: Mapping[str, float | None]) -> list[tuple[str, object, str, str, str]]:
-    """A result of benchmark `name` as table rows, in the order of `FIGURES`: see COLUMNS."""
+def rows(benchmark: str, result: Mapping[str, float | None]) -> list[tuple[object, ...]]:
+    """A result of `benchmark` as table rows under COLUMNS, in the order above."""
     return [
-        (key, "-" if result[key] is None else result[key], figure.bar(), figure.verdict(result[key]), figure.meaning)
-        for key, figure in FIGURES[name].items()
-        if key in result
+        (
+            figure.meaning,
+            "-" if result[name] is None else result[name],
+            figure.bar(),
+            figure.verdict(result[name]),
+            name,
+        )
+        for name, figure in FIGURES[benchmark].items()
+        if name in result
     ]

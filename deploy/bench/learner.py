@@ -3,12 +3,13 @@
 All arms train the very same batch: one rollout of the main job by a trained policy. The learning rate is 1e-9, so that
 every repeat finds the same weights. The term's cost is taken at equal rows: the policy term alone then trains zero-
 advantage rows too (`skip_zero_advantage = false`), the bound on its gradient is off, nothing is replayed. What each of
-these three adds is measured apart, in a second set of arms.
+these three adds is measured apart.
 
 Memory is the peak of all tensors allocated by torch during an update, from its profiler, on top of weights and optimizer
 state: exact, and free of the allocator's and the process's own noise.
 """
 
+import os
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -29,7 +30,6 @@ from learner import plugins
 from learner.batch import pack, pack_world
 from learner.config import LearnerConfig, OptimizerConfig
 from learner.core import Rows, Update
-from learner.learner import Learner
 from protos.records import Lease, Version
 from protos.seeding import generator
 from protos.telemetry import reduce_metrics
@@ -82,13 +82,13 @@ def run(
     checkpoint: Path | None = None,
     *,
     config: RunConfig = QUICK,
-    repeats: int = 9,
-    side_repeats: int = 5,
+    rounds: int = 9,
+    side_rounds: int = 3,
 ) -> Figures:
-    """Medians over `repeats` rounds of the headline's arms, `side_repeats` of the others."""
+    """Medians over `rounds` of the headline's arms, `side_rounds` of the others."""
     policy = prepare(console, checkpoint, config)
     batch = make_batch(policy)
-    return _headline(policy, batch, repeats, console) | _sides(policy, batch, side_repeats, console)
+    return _headline(policy, batch, rounds, console) | _sides(policy, batch, side_rounds, console)
 
 
 def make_batch(policy: Policy) -> Batch:
@@ -108,72 +108,62 @@ def make_batch(policy: Policy) -> Batch:
     return Batch(leases, fresh, replayed, reduce_metrics([metrics])["rollout/success"])
 
 
-def _headline(policy: Policy, batch: Batch, repeats: int, console: Console) -> Figures:
-    """At equal rows: rollout, policy alone, with the world-model term, and both as bare loops."""
+def _headline(policy: Policy, batch: Batch, rounds: int, console: Console) -> Figures:
+    """At equal rows: the rollout, the policy term alone, both terms, and both as a bare loop."""
     plain = Arm(policy, EQUAL, {"fresh": batch.fresh}, UNSKIPPED)
-    with_paw = Arm(policy, EQUAL, {"fresh": batch.fresh}, UNSKIPPED, FRESH_PAW)
+    both = Arm(policy, EQUAL, {"fresh": batch.fresh}, UNSKIPPED, FRESH_PAW)
     arms = {
         "rollout": lambda: policy.play(batch.leases),
         "policy": plain,
-        "policy + paw": with_paw,
-        "bare policy": plain.bare(),
-        "bare policy + paw": with_paw.bare(),
+        "policy + paw": both,
+        "bare loop": both.bare(),
     }
-    seconds = interleave(arms, repeats, console)
+    seconds = interleave(arms, rounds, console)
     own, base, rollout = seconds["policy + paw"], seconds["policy"], seconds["rollout"]
-    memory, base_memory = peak_bytes(with_paw), peak_bytes(plain)
-    tokens = with_paw.metrics["learner/tokens"]
+    memory, base_memory = peak_bytes(both), peak_bytes(plain)
     return {
-        "tokens_per_s": tokens / median(own),
-        "vs_bare_torch": ratio(seconds["bare policy + paw"], own),
-        "vs_bare_torch_policy": ratio(seconds["bare policy"], base),
+        "tokens_per_s": batch.fresh.tokens / median(own),
+        "vs_bare_torch": ratio(seconds["bare loop"], own),
         "paw_time_overhead": added(own, base, rollout),
         "paw_update_overhead": added(own, base),
         "paw_memory_overhead": memory / base_memory - 1,
         "update_seconds": median(own),
         "rollout_seconds": median(rollout),
         "update_peak_mib": memory / 2**20,
-        "batch_tokens": tokens,
+        "batch_tokens": float(batch.fresh.tokens),
         "batch_success": batch.success,
-        "zero_advantage_rows": with_paw.metrics["policy_gradient/zero_advantage_rows"],
-        "mask_rate": with_paw.metrics["paw/mask_rate"],
+        "zero_advantage_rows": both.metrics["policy_gradient/zero_advantage_rows"],
+        "mask_rate": both.metrics["paw/mask_rate"],
     }
 
 
-def _sides(policy: Policy, batch: Batch, repeats: int, console: Console) -> Figures:
-    """What the job's settings add: rows that the policy alone would skip, replayed rows, safeguard, statistics."""
-    fresh, both = {"fresh": batch.fresh}, {"fresh": batch.fresh, "replay": batch.replayed}
-    every = PolicyTraining().learner.gradient_statistics_every
+def _sides(policy: Policy, batch: Batch, rounds: int, console: Console) -> Figures:
+    """What the job's settings add: rows that the policy alone would skip, replayed rows, the safeguard."""
+    fresh, replaying = {"fresh": batch.fresh}, {"fresh": batch.fresh, "replay": batch.replayed}
+    bounded = EQUAL.model_copy(update={"wm_max_grad_ratio": PolicyTraining().learner.wm_max_grad_ratio})
     arms = {
         "equal rows": Arm(policy, EQUAL, fresh, UNSKIPPED, FRESH_PAW),
-        "skipping": Arm(policy, EQUAL, fresh, POLICY),
-        "skipping + paw": Arm(policy, EQUAL, fresh, POLICY, FRESH_PAW),
-        "replay": Arm(policy, EQUAL, both, UNSKIPPED, PAW),
-        "safeguard": Arm(policy, EQUAL.model_copy(update={"wm_max_grad_ratio": 1.0}), fresh, UNSKIPPED, FRESH_PAW),
-        "statistics": Arm(
-            policy, EQUAL.model_copy(update={"gradient_statistics_every": 1}), fresh, UNSKIPPED, FRESH_PAW
-        ),
+        "policy, skipping": Arm(policy, EQUAL, fresh, POLICY),
+        "policy, skipping + paw": Arm(policy, EQUAL, fresh, POLICY, FRESH_PAW),
+        "replay": Arm(policy, EQUAL, replaying, UNSKIPPED, PAW),
+        "safeguard": Arm(policy, bounded, fresh, UNSKIPPED, FRESH_PAW),
     }
-    seconds = interleave(arms, repeats, console)
+    seconds = interleave(arms, rounds, console)
     return {
-        "paw_skipping_overhead": added(seconds["skipping + paw"], seconds["skipping"]),
+        "paw_skipping_overhead": added(seconds["policy, skipping + paw"], seconds["policy, skipping"]),
         "paw_replay_overhead": added(seconds["replay"], seconds["equal rows"]),
         "safeguard_overhead": added(seconds["safeguard"], seconds["equal rows"]),
-        "statistics_overhead": added(seconds["statistics"], seconds["equal rows"]) / every,
     }
 
 
 def peak_bytes(arm: Arm) -> int:
-    """Peak bytes of tensors during one call: what weights and optimizer hold, and what torch allocates meanwhile."""
+    """Peak bytes of tensors during one call: weights, Adam's two moments, and what torch allocates meanwhile."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # read at the first profile: above it, it prints when it starts
+    for parameter in arm.learner.model.parameters():
+        parameter.grad = None
     with profile(use_cpu=True, profile_memory=True, use_kineto=True) as profiler:
         arm()
-    results = profiler.kineto_results
-    assert results is not None
-    events = sorted((e for e in results.events() if e.name() == "[memory]"), key=lambda event: event.start_ns())
-    allocated = list(accumulate((event.nbytes() for event in events), initial=0))
-    return _held(arm.learner) + max(allocated)
-
-
-def _held(learner: Learner) -> int:
-    """Bytes of weights, and of as much again twice: Adam's moments."""
-    return 3 * sum(parameter.nbytes for parameter in learner.model.parameters())
+    recorded: Any = profiler.kineto_results  # pyright: ignore[reportOptionalMemberAccess]
+    events = sorted((e for e in recorded.events() if e.name() == "[memory]"), key=lambda event: event.start_ns())
+    allocated = accumulate((event.nbytes() for event in events), initial=0)
+    return 3 * sum(parameter.nbytes for parameter in arm.learner.model.parameters()) + max(allocated)

@@ -27,15 +27,15 @@ class Prepared(Protocol):
 
 def interleave(
     arms: Mapping[str, Callable[[], object] | Prepared],
-    repeats: int,
+    rounds: int,
     console: Console,
     *,
     clock: Callable[[], float] = time.process_time,
 ) -> dict[str, Seconds]:
-    """(repeats,) seconds of each arm, in rounds A B C, A B C, ... after one that is not measured."""
+    """(rounds,) seconds of each arm, in rounds A B C, A B C, ... after one that is not measured."""
     seconds: dict[str, list[float]] = {name: [] for name in arms}
-    with console.phase(f"measuring {', '.join(arms)}", repeats + 1) as phase:
-        for _ in range(repeats + 1):
+    with console.phase(f"measuring {', '.join(arms)}", rounds + 1) as phase:
+        for _ in range(rounds + 1):
             for name, arm in arms.items():
                 seconds[name].append(_time(arm, clock))
             phase.advance()
@@ -51,7 +51,7 @@ def ratio(a: Seconds, b: Seconds) -> float:
     return float(np.median(a / b))
 
 
-def added(a: Seconds, base: Seconds, whole: float = 0.0) -> float:
+def added(a: Seconds, base: Seconds, whole: Seconds | float = 0.0) -> float:
     """What a takes beyond `base`, as a share of `base` and `whole` together, round by round."""
     return float(np.median((a - base) / (base + whole)))
 

@@ -2,7 +2,7 @@
 
 Ours plays household games never seen before, 32 at once: rows leave as their games end, every token gets its exact
 log-probability and entropy, and environment, parsing and records are part of the time. `generate` gets the same model
-and, at each repeat, the games just played, as `deploy.bench.generating` has it; it is called in four ways:
+and, in each round, the games just played, as `deploy.bench.generating` has it; it is called in four ways:
 
     generate           a call a turn, KV cache handed on, rows dropped as their games end: the very same turn lengths
     full batch         the same with mean lengths: no row ever leaves, no padding, which no game allows
@@ -76,14 +76,14 @@ class Generator:
 
 
 def run(
-    console: Console, checkpoint: Path | None = None, *, config: RunConfig = QUICK, batch: int = 32, repeats: int = 9
+    console: Console, checkpoint: Path | None = None, *, config: RunConfig = QUICK, batch: int = 32, rounds: int = 7
 ) -> Figures:
-    """Medians over `repeats` rounds of all arms."""
+    """Medians over `rounds` of all arms."""
     policy = prepare(console, checkpoint, config)
     replay = policy.config.replay
     play, play_job = Player(policy, batch), Player(policy, replay.groups_per_update * replay.group_size)
     generators = {kind: Generator(policy, play, kind) for kind in ("generate", "full batch", "one call", "no cache")}
-    seconds = interleave({"play": play} | generators | {"play the job's batch": play_job}, repeats, console)
+    seconds = interleave({"play": play} | generators | {"play the job's batch": play_job}, rounds, console)
     ours = play.measured("generated_tokens") / seconds["play"]
     theirs = {kind: generator.tokens() / seconds[kind] for kind, generator in generators.items()}
     turns = play.measured("steps") * play.measured("episodes")

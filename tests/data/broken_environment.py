@@ -10,7 +10,12 @@ class Config(BaseModel, extra="forbid"):
 
 class Broken(gymnasium.Env):
     def reset(self, *, seed=None, options=None):
-        return "You stand in a kitchen.", {"admissible_commands": ["look"], "won": False, "state_key": "0", "task_id": "0"}
+        return "You stand in a kitchen.", {
+            "admissible_commands": ["look"],
+            "won": False,
+            "state_key": "0",
+            "task_id": "0",
+        }
 
     def step(self, action):
         raise RuntimeError("the stove is on fire")

@@ -111,7 +111,7 @@ def test_checkpoint_of_another_tokenizer_is_refused(start: Start, whole_run: Pat
     run = tmp_path / "run"
     shutil.copytree(whole_run, run)
     config = (run / "config.toml").read_text()
-    (run / "config.toml").write_text(config.replace('rooms = "small"', "").replace("[environment]", '[environment]\nrooms = "full"'))
+    (run / "config.toml").write_text(config.replace("[environment]", '[environment]\nrooms = "full"'))
     returned, said = refusal(start("train", "--resume", str(run), "--quiet"))
     assert returned == 3
     assert "tokenizer" in said[0]
@@ -119,7 +119,9 @@ def test_checkpoint_of_another_tokenizer_is_refused(start: Start, whole_run: Pat
 
 def test_environment_that_raises_is_named(start: Start, tmp_path: Path) -> None:
     returned, said = refusal(
-        start("train", str(DATA / "tiny.toml"), "--runs", str(tmp_path), "environment.name=tests.data.broken_environment")
+        start(
+            "train", str(DATA / "tiny.toml"), "--runs", str(tmp_path), "environment.name=tests.data.broken_environment"
+        )
     )
     assert returned == 4
     assert "broken_environment" in said[0]

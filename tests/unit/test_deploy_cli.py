@@ -39,7 +39,7 @@ def tandem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments: str, job: Job | None = None) -> Result:
-        for name in ("config", "train", "evaluate", "bench", "bench.env"):
+        for name in ("config", "train", "evaluate", "bench.env"):
             module = ModuleType(f"deploy.{name}")
             module.__dict__.update(RunConfig=RunConfig, train=job, evaluate=job, run=job)
             monkeypatch.setitem(sys.modules, f"deploy.{name}", module)

@@ -62,5 +62,5 @@ def test_a_restored_watch_judges_alike() -> None:
     observe(first, 5, success=0.8)
     second.restore(first.state())
     for watched in (first, second):
-        with pytest.raises(CollapseError, match="success fell from 0.80"):
+        with pytest.raises(CollapseError, match=r"success fell from 0\.80"):
             observe(watched, 3, success=0.0)

@@ -1,3 +1,5 @@
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -189,7 +191,7 @@ def test_transition_rows_hold_the_prefix_and_the_donors_observation(seed: int):
 @given(seed=st.integers(0, 10_000), count=st.integers(1, 6), share=st.floats(0, 1))
 def test_minibatches_cover_each_weighted_row_once_in_near_equal_parts(seed: int, count: int, share: float):
     rng = np.random.default_rng(seed)
-    sources = [pack(random_groups(seed + i, groups=2, size=3)) for i in range(2)]
+    sources = [pack(random_groups(seed + i, groups=5, size=3)) for i in range(2)]
     streams = []
     for rows in sources:
         # Two streams over the same rows: a row counts where either is not 0.
@@ -208,8 +210,14 @@ def test_minibatches_cover_each_weighted_row_once_in_near_equal_parts(seed: int,
         found = [p.row_ids for minibatch in parts for p in minibatch if p.rows is rows]
         assert sorted(r for ids in found for r in ids.tolist()) == sorted(weighted)
         turns = np.bincount(rows.row, minlength=len(rows.row_start) - 1)
-        ideal = sum(turns[list(weighted)]) / count if weighted else 0
-        assert all(abs(turns[ids].sum() - ideal) <= turns.max() for ids in found)
+        group = dict(zip(rows.row.tolist(), rows.group.tolist(), strict=True))
+        of_group = Counter()
+        for r in weighted:
+            of_group[group[r]] += turns[r]
+        ideal = sum(of_group.values()) / count
+        assert all(abs(turns[ids].sum() - ideal) <= max(of_group.values()) for ids in found)
+        groups_found = [{group[r] for r in ids.tolist()} for ids in found]
+        assert sum(map(len, groups_found)) == len(set().union(*groups_found))  # no group is split
 
 
 def test_minibatches_are_shuffled_by_the_generator_alone():

@@ -118,8 +118,8 @@ class Game:
 
     @cached_property
     def relevant(self) -> int:
-        """The bits of a state that matter to the task from anywhere: where the agent is, what it holds, and everything about the
-        objects of the types that the task names. Whether a receptacle is open matters where the agent stands."""
+        """The bits of a state that matter to the task from anywhere: where the agent is, what it holds, and everything about
+        the objects of the types that the task names. Whether a receptacle is open matters where the agent stands."""
         layout, wish = self.layout, {self.task.object, self.task.lamp}
         bits = layout.holds_any | sum(layout.at(place) for place in range(len(self.stands)))
         for o, kind in enumerate(self.object_types):
