@@ -14,7 +14,7 @@ from deploy.console import Console
 from deploy.evaluation import HeldOut
 from deploy.interrupt import Interrupt
 from deploy.parts import build_engine, build_learner, build_replay, build_world
-from deploy.runs import RunFolder
+from deploy.runs import RunFolder, code_commit
 from deploy.writers import RunWriter
 from learner import plugins
 from learner.checkpoint import Checkpoint, CheckpointWriter, latest
@@ -46,6 +46,7 @@ class Job:
     def __init__(self, config: RunConfig, run: RunFolder, console: Console) -> None:
         self.config, self.run, self.console = config, run, console
         self._began = time.monotonic()
+        self.commit = code_commit()  # now: the tree may change while the run goes on, the loaded code does not
         self.objectives = {
             WARM_START: [plugins.load("objectives", spec) for spec in config.warm_start.objectives],
             POLICY: [plugins.load("objectives", spec) for spec in config.training.objectives],

@@ -4,10 +4,10 @@ import json
 from typing import Any
 
 from deploy.config import RunConfig
-from deploy.runs import RunFolder, code_commit
+from deploy.runs import RunFolder
 
 
-def summarise_run(config: RunConfig, run: RunFolder, seconds: float) -> dict[str, Any]:
+def summarise_run(config: RunConfig, run: RunFolder, commit: str, seconds: float) -> dict[str, Any]:
     """Success before and after policy training, sampled and greedy, and what the run was made of.
 
     `success_before` and `success_after`: sampled, unconstrained, on the first held-out split, 95 % intervals over games.
@@ -29,7 +29,7 @@ def summarise_run(config: RunConfig, run: RunFolder, seconds: float) -> dict[str
         "split": head,
         "other_splits": {split: by_split[split] for split in others},
         "seed": config.seed,
-        "commit": code_commit(),
+        "commit": commit,
         "wall_seconds": round(seconds, 1),
     }
 

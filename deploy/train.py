@@ -36,7 +36,7 @@ def train(config: RunConfig, run: RunFolder, console: Console) -> dict[str, Any]
         if job.cursor.phase == WARM_START:
             warm_start(job, interrupt)
         reinforce(job, interrupt)
-        return summarise_run(config, run, job.seconds)
+        return summarise_run(config, run, job.commit, job.seconds)
 
 
 def warm_start(job: Job, interrupt: Interrupt) -> None:

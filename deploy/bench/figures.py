@@ -57,6 +57,7 @@ LEARNER = {
     "vs_bare_torch": Figure("over a bare torch loop's on the same micro-batches and losses", least=0.9),
     "paw_time_overhead": Figure("world-model term: added time over rollout + update, equal rows", most=0.02),
     "paw_update_overhead": Figure("over the update alone, logits at loss tokens only in both", most=0.05),
+    "paw_update_overhead_error": Figure("standard error of that median, from the rounds' spread"),
     "paw_memory_overhead": Figure("added peak tensor memory of an update", most=0.03),
     "paw_skipping_overhead": Figure("added update time where the policy alone skips zero-advantage rows"),
     "paw_replay_overhead": Figure("added update time of the replayed rows"),

@@ -21,7 +21,7 @@ from torch.autograd.profiler import profile
 
 from deploy.bench.bare import BareLoop
 from deploy.bench.figures import Figures
-from deploy.bench.measure import added, interleave, median, ratio
+from deploy.bench.measure import Seconds, added, interleave, median, ratio, standard_error
 from deploy.bench.policy import QUICK, Policy, prepare
 from deploy.config import PolicyTraining, RunConfig
 from deploy.console import Console
@@ -82,13 +82,17 @@ def run(
     checkpoint: Path | None = None,
     *,
     config: RunConfig = QUICK,
-    rounds: int = 9,
-    side_rounds: int = 3,
+    rounds: int = 24,
+    side_rounds: int = 4,
 ) -> Figures:
-    """Medians over `rounds` of the headline's arms, `side_rounds` of the others."""
+    """Medians over `rounds` of the two arms of the overhead, which takes the finest measurement, `side_rounds` of all else."""
     policy = prepare(console, checkpoint, config)
     batch = make_batch(policy)
-    return _headline(policy, batch, rounds, console) | _sides(policy, batch, side_rounds, console)
+    plain = Arm(policy, EQUAL, {"fresh": batch.fresh}, UNSKIPPED)
+    both = Arm(policy, EQUAL, {"fresh": batch.fresh}, UNSKIPPED, FRESH_PAW)
+    seconds = interleave({"policy": plain, "policy + paw": both}, rounds, console)
+    sides = _sides(policy, batch, both, side_rounds, console)
+    return _overhead(seconds, sides["rollout"]) | _memory(plain, both) | _ratios(sides) | _about(batch, both, seconds)
 
 
 def make_batch(policy: Policy) -> Batch:
@@ -108,51 +112,55 @@ def make_batch(policy: Policy) -> Batch:
     return Batch(leases, fresh, replayed, reduce_metrics([metrics])["rollout/success"])
 
 
-def _headline(policy: Policy, batch: Batch, rounds: int, console: Console) -> Figures:
-    """At equal rows: the rollout, the policy term alone, both terms, and both as a bare loop."""
-    plain = Arm(policy, EQUAL, {"fresh": batch.fresh}, UNSKIPPED)
-    both = Arm(policy, EQUAL, {"fresh": batch.fresh}, UNSKIPPED, FRESH_PAW)
-    arms = {
-        "rollout": lambda: policy.play(batch.leases),
-        "policy": plain,
-        "policy + paw": both,
-        "bare loop": both.bare(),
-    }
-    seconds = interleave(arms, rounds, console)
-    own, base, rollout = seconds["policy + paw"], seconds["policy"], seconds["rollout"]
-    memory, base_memory = peak_bytes(both), peak_bytes(plain)
-    return {
-        "tokens_per_s": batch.fresh.tokens / median(own),
-        "vs_bare_torch": ratio(seconds["bare loop"], own),
-        "paw_time_overhead": added(own, base, rollout),
-        "paw_update_overhead": added(own, base),
-        "paw_memory_overhead": memory / base_memory - 1,
-        "update_seconds": median(own),
-        "rollout_seconds": median(rollout),
-        "update_peak_mib": memory / 2**20,
-        "batch_tokens": float(batch.fresh.tokens),
-        "batch_success": batch.success,
-        "zero_advantage_rows": both.metrics["policy_gradient/zero_advantage_rows"],
-        "mask_rate": both.metrics["paw/mask_rate"],
-    }
-
-
-def _sides(policy: Policy, batch: Batch, rounds: int, console: Console) -> Figures:
-    """What the job's settings add: rows that the policy alone would skip, replayed rows, the safeguard."""
+def _sides(policy: Policy, batch: Batch, both: Arm, rounds: int, console: Console) -> dict[str, Seconds]:
+    """The rollout of the batch, the bare loop, and what the job's settings add: skipping, replay, safeguard."""
     fresh, replaying = {"fresh": batch.fresh}, {"fresh": batch.fresh, "replay": batch.replayed}
     bounded = EQUAL.model_copy(update={"wm_max_grad_ratio": PolicyTraining().learner.wm_max_grad_ratio})
     arms = {
-        "equal rows": Arm(policy, EQUAL, fresh, UNSKIPPED, FRESH_PAW),
-        "policy, skipping": Arm(policy, EQUAL, fresh, POLICY),
-        "policy, skipping + paw": Arm(policy, EQUAL, fresh, POLICY, FRESH_PAW),
-        "replay": Arm(policy, EQUAL, replaying, UNSKIPPED, PAW),
+        "rollout": lambda: policy.play(batch.leases),
+        "policy + paw": both,
+        "bare loop": both.bare(),
         "safeguard": Arm(policy, bounded, fresh, UNSKIPPED, FRESH_PAW),
+        "replay": Arm(policy, EQUAL, replaying, UNSKIPPED, PAW),
+        "skipping": Arm(policy, EQUAL, fresh, POLICY),
+        "skipping + paw": Arm(policy, EQUAL, fresh, POLICY, FRESH_PAW),
     }
-    seconds = interleave(arms, rounds, console)
+    return interleave(arms, rounds, console)
+
+
+def _overhead(seconds: Mapping[str, Seconds], rollout: Seconds) -> Figures:
+    both, plain = seconds["policy + paw"], seconds["policy"]
     return {
-        "paw_skipping_overhead": added(seconds["policy, skipping + paw"], seconds["policy, skipping"]),
-        "paw_replay_overhead": added(seconds["replay"], seconds["equal rows"]),
-        "safeguard_overhead": added(seconds["safeguard"], seconds["equal rows"]),
+        "paw_time_overhead": added(both, plain, median(rollout)),
+        "paw_update_overhead": added(both, plain),
+        "paw_update_overhead_error": standard_error(both, plain),
+        "rollout_seconds": median(rollout),
+        "update_seconds": median(both),
+    }
+
+
+def _memory(plain: Arm, both: Arm) -> Figures:
+    peak = peak_bytes(both)
+    return {"paw_memory_overhead": peak / peak_bytes(plain) - 1, "update_peak_mib": peak / 2**20}
+
+
+def _ratios(sides: Mapping[str, Seconds]) -> Figures:
+    return {
+        "vs_bare_torch": ratio(sides["bare loop"], sides["policy + paw"]),
+        "paw_skipping_overhead": added(sides["skipping + paw"], sides["skipping"]),
+        "paw_replay_overhead": added(sides["replay"], sides["policy + paw"]),
+        "safeguard_overhead": added(sides["safeguard"], sides["policy + paw"]),
+    }
+
+
+def _about(batch: Batch, both: Arm, seconds: Mapping[str, Seconds]) -> Figures:
+    tokens = both.metrics["learner/tokens"]
+    return {
+        "tokens_per_s": tokens / median(seconds["policy + paw"]),
+        "batch_tokens": tokens,
+        "batch_success": batch.success,
+        "zero_advantage_rows": both.metrics["policy_gradient/zero_advantage_rows"],
+        "mask_rate": both.metrics["paw/mask_rate"],
     }
 
 

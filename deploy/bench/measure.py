@@ -34,11 +34,16 @@ def interleave(
 ) -> dict[str, Seconds]:
     """(rounds,) seconds of each arm, in rounds A B C, A B C, ... after one that is not measured."""
     seconds: dict[str, list[float]] = {name: [] for name in arms}
-    with console.phase(f"measuring {', '.join(arms)}", rounds + 1) as phase:
-        for _ in range(rounds + 1):
-            for name, arm in arms.items():
-                seconds[name].append(_time(arm, clock))
-            phase.advance()
+    gc.collect()
+    gc.freeze()  # the collections between measurements then look at what the arms leave, not at every module
+    try:
+        with console.phase(f"measuring {', '.join(arms)}", rounds + 1) as phase:
+            for _ in range(rounds + 1):
+                for name, arm in arms.items():
+                    seconds[name].append(_time(arm, clock))
+                phase.advance()
+    finally:
+        gc.unfreeze()
     return {name: np.array(values[1:]) for name, values in seconds.items()}
 
 
@@ -54,6 +59,12 @@ def ratio(a: Seconds, b: Seconds) -> float:
 def added(a: Seconds, base: Seconds, whole: Seconds | float = 0.0) -> float:
     """What a takes beyond `base`, as a share of `base` and `whole` together, round by round."""
     return float(np.median((a - base) / (base + whole)))
+
+
+def standard_error(a: Seconds, base: Seconds) -> float:
+    """Of `added(a, base)`: 1.2533 s / sqrt(rounds), as for the median of normal values, with s from the quartiles."""
+    low, high = np.quantile(a / base, [0.25, 0.75])
+    return float(1.2533 * (high - low) / 1.349 / len(a) ** 0.5)
 
 
 def _time(arm: Callable[[], object] | Prepared, clock: Callable[[], float]) -> float:

@@ -76,7 +76,7 @@ class Generator:
 
 
 def run(
-    console: Console, checkpoint: Path | None = None, *, config: RunConfig = QUICK, batch: int = 32, rounds: int = 7
+    console: Console, checkpoint: Path | None = None, *, config: RunConfig = QUICK, batch: int = 32, rounds: int = 11
 ) -> Figures:
     """Medians over `rounds` of all arms."""
     policy = prepare(console, checkpoint, config)

@@ -13,7 +13,7 @@ import torch
 from deploy.bench import env, figures, learner, rollout
 from deploy.bench.figures import FIGURES, Figure
 from deploy.bench.generating import generate, generated, mean_turns, one_turn, turns_of
-from deploy.bench.measure import added, interleave, median, ratio
+from deploy.bench.measure import added, interleave, median, ratio, standard_error
 from deploy.bench.policy import QUICK, Policy, prepare
 from deploy.config import RunConfig
 from deploy.console import Console
@@ -87,6 +87,13 @@ def test_ratios_are_paired_within_rounds() -> None:
     assert added(slow, fast) == 1.0
     assert added(slow, fast, np.array([1.0, 30.0, 4.0])) == 0.5  # of 1/2, 20/40, 0
     assert median(slow) == 4.0
+
+
+def test_the_standard_error_is_that_of_a_median() -> None:
+    rng = np.random.default_rng(0)
+    samples = 1 + 0.05 * rng.normal(size=(4000, 25))
+    stated = np.mean([standard_error(sample, np.ones(25)) for sample in samples])
+    assert stated == pytest.approx(np.std(np.median(samples, axis=1)), rel=0.1)
 
 
 # Figures
