@@ -8,7 +8,8 @@ with engine.session(seeds) as session:               # one row an episode, KV ca
         observation, reward, terminated, truncated, info = env.step(prompt.command(reply, info))
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from actors import envs
 from actors.sampling import Sampling
-from protos.errors import ConfigError
+from protos.errors import ConfigError, EnvironmentFailure, TandemError
 from protos.records import Stop, TokenIds, Version
 
 Info = dict[str, Any]
@@ -105,6 +106,17 @@ class Engine(Protocol):
     def session(self, seeds: Sequence[int], *, sampling: Sampling | None = None) -> Session:
         """Open a session; a row's replies depend on its seed and its tokens alone, never on its neighbours."""
         ...
+
+
+@contextmanager
+def blamed_on(where: str) -> Iterator[None]:
+    """Around calls into an environment's code: whatever it raises becomes an EnvironmentFailure that names `where`."""
+    try:
+        yield
+    except TandemError:
+        raise
+    except Exception as error:  # a plug-in may raise anything
+        raise EnvironmentFailure(f"{where} raised {type(error).__name__}: {error}") from error
 
 
 def load_environment(name: str) -> ModuleType:

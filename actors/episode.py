@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from actors.core import Environment, Info, Reply
+from actors.core import Environment, Info, Reply, blamed_on
 from actors.plugins import reset
 from actors.prompt import AppendPrompt
 from protos.errors import DataError, EnvironmentFailure
@@ -183,9 +183,8 @@ class Player:
         """Run the environment's code, timed; whatever it raises becomes an EnvironmentFailure that names the task."""
         started = time.perf_counter()
         try:
-            return call()
-        except Exception as error:  # the plug-in may raise anything
-            raise EnvironmentFailure(f"{self._where()} raised {type(error).__name__}: {error}") from error
+            with blamed_on(self._where()):
+                return call()
         finally:
             self._env_seconds += time.perf_counter() - started
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from actors.core import Environment, Info
+from actors.core import Environment, Info, blamed_on
 from protos.errors import ConfigError
 from protos.seeding import derive_seed, generator
 from protos.tokens import TextTokenizer, bpe_tokenizer
@@ -48,6 +48,12 @@ def tokenizer(module: ModuleType, config: Any, *, seed: int = 0, episodes: int =
     """The module's own compact tokenizer, or a byte-level BPE trained on the texts and commands of random play."""
     if hasattr(module, "tokenizer"):
         return module.tokenizer(config)
+    with blamed_on(f"environment {module.__name__!r}, in random play for its tokenizer,"):
+        texts = _texts_of_random_play(module, config, seed, episodes, steps)
+    return bpe_tokenizer(sorted(texts))
+
+
+def _texts_of_random_play(module: ModuleType, config: Any, seed: int, episodes: int, steps: int) -> set[str]:
     env, texts = module.build(config), set[str]()
     for task_id in task_ids(module, config, "train", seed, 0, episodes):
         rng = generator(seed, "tokenizer", task_id)
@@ -59,4 +65,4 @@ def tokenizer(module: ModuleType, config: Any, *, seed: int = 0, episodes: int =
                 break
         texts.add(observation)
     env.close()
-    return bpe_tokenizer(sorted(texts))
+    return texts

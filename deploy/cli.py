@@ -122,6 +122,16 @@ def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder
     typer.echo(build(RunFolder.open(run)))
 
 
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN ...", help="Finished runs, of any configs and seeds.")],
+) -> None:
+    """Print finished runs side by side as JSON, seeds averaged: the form of docs/results.json."""
+    from deploy.compare import compare as compare_runs
+
+    typer.echo(json.dumps(compare_runs(runs), indent=2))
+
+
 @app.command(name="config")
 def show_config(arguments: Arguments = None) -> None:
     """Print the resolved settings as TOML, each with what it means."""
