@@ -153,8 +153,13 @@ class Job:
                     record |= {"phase": POLICY, "update": update, "full": full, "nll": nll}
                     self.writer.evaluation(record, step=self._step(POLICY, update))
                     if mode == "sampled":
-                        self._episodes(f"evaluation-{held_out.split}", update, groups)
+                        self.keep_episodes(f"evaluation-{held_out.split}", update, groups, most=16)
                     phase.advance(**{f"{held_out.split} {mode}": record["success"]["mean"]})
+
+    def keep_episodes(self, name: str, update: int, groups: list[Group], most: int = 1) -> None:
+        """Write the first episode of the first `most` groups: enough to read, far from all."""
+        for group in groups[:most]:
+            self.writer.episodes(name, update, group.episodes[:1], key=group.key)
 
     def refuse_leaks(self, training_tasks: Iterable[str]) -> None:
         """DataError where a training game is one of the held-out games, of any split."""
@@ -236,7 +241,3 @@ class Job:
         phase = self.cursor.phase if phase is None else phase
         update = self.cursor.update if update is None else update
         return update + (self.config.warm_start.updates if phase == POLICY else 0)
-
-    def _episodes(self, name: str, update: int, groups: list[Group], most: int = 16) -> None:
-        for group in groups[:most]:
-            self.writer.episodes(name, update, group.episodes[:1], key=group.key)

@@ -81,6 +81,7 @@ def reinforce(job: Job, interrupt: Interrupt) -> None:
 def policy_update(job: Job, update: int) -> list[Metrics]:
     """Act, remember, weigh, learn, publish."""
     groups, acting = act(job)
+    job.keep_episodes("training", update, groups)
     fresh, replayed, remembering = remember(job, groups, update)
     learning = job.learner.update({"fresh": fresh} | replayed, update)
     job.publish(update + 1)

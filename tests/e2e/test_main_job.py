@@ -128,6 +128,17 @@ def test_environment_that_raises_is_named(start: Start, tmp_path: Path) -> None:
     assert "the stove is on fire" in said[0]
 
 
+def test_collapse_rolls_back_then_stops(start: Start, tmp_path: Path) -> None:
+    """Nothing is ever won here and every entropy is below the bound: each window is a collapse."""
+    limits = ["collapse.policy=rollback", "collapse.rollbacks=2", "collapse.window=2", "collapse.entropy=100"]
+    process = start("train", str(DATA / "tiny.toml"), "--runs", str(tmp_path), "--name", "run", *limits)
+    _, err = process.communicate(timeout=200)
+    assert process.returncode == 5, err
+    assert err.count("going back to the last checkpoint") == 2
+    assert "the policy collapsed over 2 updates: entropy" in err.splitlines()[-1]
+    assert newest(tmp_path / "run").is_dir()
+
+
 def test_help_answers_without_torch(start: Start) -> None:
     out, _ = start("--help").communicate(timeout=60)
     assert "train" in out

@@ -33,7 +33,9 @@ def test_the_seed_alone_decides_the_weights():
 
 def test_the_default_model_has_the_size_and_spread_of_the_recipe():
     model = build_model(ModelConfig(), vocab_size=400, pad_id=0, eoa_id=2, seed=0)
-    assert sum(p.numel() for p in model.parameters()) == 399_360 + 3 * 96  # the recipe, and a bias on each output projection
+    assert (
+        sum(p.numel() for p in model.parameters()) == 399_360 + 3 * 96
+    )  # the recipe, and a bias on each output projection
     spread = {name: float(p.detach().std()) for name, p in model.named_parameters() if p.ndim == 2}
     assert spread["model.embed_tokens.weight"] == pytest.approx(0.02, rel=0.05)
     assert spread["model.layers.1.self_attn.q_proj.weight"] == pytest.approx(0.8 / 96**0.5, rel=0.05)
