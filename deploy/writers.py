@@ -46,8 +46,8 @@ class RunWriter:
     """The one writer of a run's metrics, to JSON lines and TensorBoard.
 
         with RunWriter(run, resumed_at=None) as writer:
-            writer.metrics("rl", update, reduce_metrics([...]))
-            writer.evaluation({"update": 0, "phase": "rl", "mode": "sampled", ...})
+            writer.metrics("policy", update, reduce_metrics([...]))
+            writer.evaluation({"update": 0, "phase": "policy", "mode": "sampled", ...})
             writer.episodes("train", update, episodes)
 
     Open it after `run.rewind`, which moves the ends of the files. `resumed_at` is the first TensorBoard step (see

@@ -1,7 +1,8 @@
 """The policy that the benchmarks play and train: of a checkpoint, or warm-started quickly here.
 
 Random weights would not do: their replies never end, and no probability on observations is like a trained model's.
-The quick warm start imitates the expert without noise for some seconds; it wins about half of its games.
+The quick warm start imitates an expert with little noise for some twenty seconds. It wins about a third of its games and
+finds 40 % of observation tokens improbable (p <= 0.2), where the main job is between 15 and 40 %.
 """
 
 from collections.abc import Sequence
@@ -24,13 +25,17 @@ from protos.telemetry import Metrics, reduce_metrics
 
 QUICK = RunConfig(
     threads=1,
-    environment={"name": "household", "expert_noise": 0.0},
+    environment={"name": "household", "expert_noise": 0.1},
     warm_start=WarmStart(
         demonstrations=2000,
-        updates=80,
+        updates=100,
+        objectives=[
+            {"name": "supervised"},
+            {"name": "next_observation", "coefficient": 0.3, "normalise": "token"},
+        ],
         learner=LearnerConfig(
             minibatches=1,
-            optimizer=OptimizerConfig(name="muon", lr=1e-2, betas=(0.9, 0.98), warmup_updates=8, schedule="cosine"),
+            optimizer=OptimizerConfig(name="muon", lr=1.5e-2, betas=(0.9, 0.98), warmup_updates=10, schedule="cosine"),
             gradient_statistics_every=0,
         ),
     ),

@@ -155,7 +155,7 @@ def find_points(records: Sequence[Record], names: Sequence[str]) -> list[Point]:
     matches = (key for name in names for key in present if fnmatchcase(key, name))
     for key in matches:
         points = [
-            Point(str(record.get("phase", "rl")), float(record.get("update", 0)), float(record[key]))
+            Point(str(record.get("phase", "policy")), float(record.get("update", 0)), float(record[key]))
             for record in records
             if is_number(record.get(key))
         ]
@@ -213,7 +213,7 @@ def metric_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
     for record in records:
         for key, value in record.items():
             if key not in ("phase", "update") and is_number(value):
-                values.setdefault((str(record.get("phase", "rl")), key), []).append(float(value))
+                values.setdefault((str(record.get("phase", "policy")), key), []).append(float(value))
     return [
         {
             "phase": phase,

@@ -11,7 +11,7 @@ from deploy.runs import RunFolder
 
 Record = dict[str, Any]
 
-WARM_START, POLICY = "warm_start", "rl"
+WARM_START, POLICY = "warm_start", "policy"
 TAIL_BYTES = 2_000_000
 """Read from the end of an episode file, which may be far larger: the last episodes are what is shown."""
 

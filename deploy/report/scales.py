@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-PHASE_NAMES = {"warm_start": "warm start", "rl": "reinforcement learning"}
+PHASE_NAMES = {"warm_start": "warm start", "policy": "reinforcement learning"}
 MAXIMUM_POINTS = 240
 """Points drawn of one series; longer ones are averaged in bins."""
 

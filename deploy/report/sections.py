@@ -1,6 +1,7 @@
 """What the page says: a run's files turned into the values and charts that the template lays out."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from markupsafe import Markup
@@ -14,11 +15,12 @@ from deploy.report.scales import WIDE, Point, Series
 
 MODES = {"sampled": ("sampled", 1), "greedy": ("greedy", 2), "constrained": ("sampled, constrained to admissible", 4)}
 """Label and colour of an evaluation's mode."""
-PHASE_WORDS = {"warm_start": "warm-start", "rl": "RL"}
+PHASE_WORDS = {"warm_start": "warm-start", "policy": "RL"}
 
 
 def page_values(data: RunData, controls: Record) -> dict[str, Any]:
     """Everything that page.html names."""
+    data, others = _by_split(data)
     main = _main_evaluations(data)
     return {
         "name": data.name,
@@ -28,7 +30,7 @@ def page_values(data: RunData, controls: Record) -> dict[str, Any]:
         "success_chart": _success_chart(data),
         "sections": curve_sections(data),
         "time_split": time_split(data.timings),
-        "tasks": _task_rows(main),
+        "tasks": _task_rows(main) + _split_rows(others),
         "pass_at_k": _pass_at_k(main),
         "controls": _control_rows(data, main, controls),
         "controls_note": controls.get("note"),
@@ -103,7 +105,7 @@ def _tiles(data: RunData) -> list[tuple[str, str]]:
     updates: dict[str, float] = {}
     for record in (*data.metrics, *data.evaluations):
         if is_number(record.get("update")):
-            phase = str(record.get("phase", "rl"))
+            phase = str(record.get("phase", "policy"))
             updates[phase] = max(updates.get(phase, 0), record["update"])
     tiles += [(f"{PHASE_WORDS.get(phase, phase)} updates", number(last)) for phase, last in updates.items()]
     last = next((e for e in reversed(data.evaluations) if e.get("mode", "sampled") == "sampled"), {})
@@ -121,7 +123,7 @@ def _success_chart(data: RunData) -> Markup | None:
     series = [Series("training games", training, 6, faint=True)]
     for mode, (label, colour) in MODES.items():
         points = [
-            Point(str(e.get("phase", "rl")), float(e.get("update", 0)), s["mean"], s["low"], s["high"])
+            Point(str(e.get("phase", "policy")), float(e.get("update", 0)), s["mean"], s["low"], s["high"])
             for e in data.evaluations
             if e.get("mode", "sampled") == mode and (s := estimate(e.get("success")))
         ]
@@ -133,14 +135,32 @@ def _success_chart(data: RunData) -> Markup | None:
 def _task_rows(main: Mapping[str, tuple[Record | None, Record | None]]) -> list[dict[str, Any]]:
     """Sampled success of each task type before and after, hardest last."""
     before, after = ((record or {}).get("by_task") or {} for record in main["sampled"])
-    rows = []
-    for task in sorted({*before, *after}):
-        pair = [estimate(before.get(task)), estimate(after.get(task))]
-        for e, colour in zip(pair, (6, 1), strict=True):
-            if e:
-                e["bar"] = charts.interval_row(e["mean"], e["low"], e["high"], colour)
-        rows.append({"task": task, "before": pair[0], "after": pair[1]})
+    rows = [_pair_row(task, before.get(task), after.get(task)) for task in sorted({*before, *after})]
     return sorted(rows, key=lambda row: -((row["after"] or row["before"] or {"mean": 0})["mean"]))
+
+
+def _pair_row(name: str, before: Any, after: Any) -> dict[str, Any]:
+    pair = [estimate(before), estimate(after)]
+    for e, colour in zip(pair, (6, 1), strict=True):
+        if e:
+            e["bar"] = charts.interval_row(e["mean"], e["low"], e["high"], colour)
+    return {"task": name, "before": pair[0], "after": pair[1]}
+
+
+def _by_split(data: RunData) -> tuple[RunData, dict[str, RunData]]:
+    """The run as its headline split saw it (the one that is evaluated first), and as each other split did."""
+    splits = list(dict.fromkeys(e.get("split") for e in data.evaluations)) or [None]
+    seen = {s: replace(data, evaluations=[e for e in data.evaluations if e.get("split") == s]) for s in splits}
+    return seen[splits[0]], {str(split): seen[split] for split in splits[1:]}
+
+
+def _split_rows(others: Mapping[str, RunData]) -> list[dict[str, Any]]:
+    """Sampled success on the other held-out splits, all tasks together, as rows like those of the tasks."""
+    rows = []
+    for split, data in others.items():
+        before, after = ((record or {}).get("success") for record in _main_evaluations(data)["sampled"])
+        rows.append(_pair_row(f"{split} split", before, after))
+    return rows
 
 
 def _pass_at_k(main: Mapping[str, tuple[Record | None, Record | None]]) -> dict[str, Any] | None:

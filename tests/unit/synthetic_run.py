@@ -84,7 +84,7 @@ def write_run(runs: Path, updates: int = 150, warm_updates: int = 700) -> RunFol
             }
             writer.metrics("warm_start", update, losses)
         for update in range(updates):
-            writer.metrics("rl", update, _metrics(update / updates, rng), step=warm_updates + update)
+            writer.metrics("policy", update, _metrics(update / updates, rng), step=warm_updates + update)
         _evaluations(writer, updates, warm_updates)
         _episodes(writer, updates)
         run.write_summary(
@@ -133,7 +133,7 @@ def _metrics(progress: float, rng: np.random.Generator) -> dict[str, float]:
 
 def _evaluations(writer: RunWriter, updates: int, warm_updates: int) -> None:
     points = [("warm_start", 0, 0.0), ("warm_start", warm_updates, 0.22)]
-    points += [("rl", u, 0.22 + 0.65 * (1 - float(np.exp(-4 * u / updates)))) for u in range(25, updates + 1, 25)]
+    points += [("policy", u, 0.22 + 0.65 * (1 - float(np.exp(-4 * u / updates)))) for u in range(25, updates + 1, 25)]
     for phase, update, mean in points:
         for mode, lift in (("sampled", 0.0), ("greedy", 0.2 * (1 - mean) if mean else 0.0)):
             writer.evaluation(

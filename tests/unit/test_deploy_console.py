@@ -45,7 +45,7 @@ def test_a_phase_without_an_end_and_one_that_goes_back(clock: Clock) -> None:
         clock.now += 10
         phase.advance(50)
     assert err.getvalue().splitlines() == ["games  50  5/s", "games  50  5/s  in 0:10"]
-    with console.phase("rl", 10, start=4) as phase:
+    with console.phase("policy", 10, start=4) as phase:
         clock.now += 1
         phase.done = 2  # rolled back
         assert phase.rate is None
@@ -54,7 +54,7 @@ def test_a_phase_without_an_end_and_one_that_goes_back(clock: Clock) -> None:
 
 def test_an_interrupted_phase_still_propagates(clock: Clock) -> None:
     err = io.StringIO()
-    with pytest.raises(KeyboardInterrupt), Console(stderr=err, clock=clock).phase("rl", 3):
+    with pytest.raises(KeyboardInterrupt), Console(stderr=err, clock=clock).phase("policy", 3):
         raise KeyboardInterrupt
 
 
@@ -78,7 +78,7 @@ def test_a_terminal_shows_bars_and_nests(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_quiet_leaves_tables_alone(clock: Clock) -> None:
     err, out = io.StringIO(), io.StringIO()
     console = Console(quiet=True, stderr=err, stdout=out, clock=clock)
-    with console.phase("rl", 2) as phase:
+    with console.phase("policy", 2) as phase:
         clock.now += 100
         phase.advance(2)
     console.note("said")

@@ -68,7 +68,7 @@ def page(html: str) -> Page:
 def test_the_page_is_whole_and_small(html: str, page: Page) -> None:
     assert len(html.encode()) < 1_500_000
     assert page.count("h1") == 1
-    headings = ("Beside its controls", "By task type", "pass@k", "Acting", "Predicting", "Optimising", "Speed",
+    headings = ("Beside its controls", "By task type and split", "pass@k", "Acting", "Predicting", "Optimising", "Speed",
                 "Where the time went", "Episodes", "Provenance")  # fmt: skip
     assert all(heading in page.text for heading in headings)
     # Success, four plots of acting, four of predicting, six of optimising, two of speed.
@@ -254,7 +254,7 @@ def test_the_time_split_has_no_part_twice() -> None:
 
 
 def test_long_series_are_thinned_and_keep_their_mean() -> None:
-    points = [Point("rl", float(i), float(i % 2)) for i in range(10_000)]
+    points = [Point("policy", float(i), float(i % 2)) for i in range(10_000)]
     thinned = thin(points)
     assert len(thinned) <= MAXIMUM_POINTS
     assert sum(p.value for p in thinned) / len(thinned) == pytest.approx(0.5, abs=0.01)
@@ -275,7 +275,7 @@ def test_long_series_are_thinned_and_keep_their_mean() -> None:
     ],
 )
 def test_axes_hold_their_values_and_end_on_ticks(values: list[float], share: bool, low: float, high: float) -> None:
-    bottom, top, ticks = y_range([Series("s", [Point("rl", 0, v) for v in values], 1)], share)
+    bottom, top, ticks = y_range([Series("s", [Point("policy", 0, v) for v in values], 1)], share)
     assert (bottom, top) == (pytest.approx(low), pytest.approx(high))
     assert ticks[0] == pytest.approx(low)
     assert ticks[-1] == pytest.approx(high)
@@ -285,7 +285,7 @@ def test_axes_hold_their_values_and_end_on_ticks(values: list[float], share: boo
 def test_a_chart_of_one_point_and_hostile_names() -> None:
     series = [
         Series("<b>label", [Point("</svg>", 0, 0.5, 0.4, 0.6)], 1, dots=True),
-        Series("other", [Point("rl", 1, 1.0)], 2),
+        Series("other", [Point("policy", 1, 1.0)], 2),
     ]
     page = Page(str(chart("<script>t", series, caption='"c"')))
     assert "<b>label" in page.text

@@ -31,14 +31,14 @@ def run(tmp_path: Path):
 def test_metrics_and_clocks_go_to_files_of_their_own(run: RunFolder) -> None:
     with RunWriter(run) as writer:
         writer.metrics(
-            "rl", 3, {"b": np.float32(0.1), "a": float("nan"), "time/rollout": 1.5, "rollout/tokens_per_s": 9.0}
+            "policy", 3, {"b": np.float32(0.1), "a": float("nan"), "time/rollout": 1.5, "rollout/tokens_per_s": 9.0}
         )
-        writer.metrics("rl", 4, {"a": np.int64(2)})
+        writer.metrics("policy", 4, {"a": np.int64(2)})
     assert run.metrics.read_text() == (
-        '{"phase": "rl", "update": 3, "a": null, "b": 0.1}\n{"phase": "rl", "update": 4, "a": 2}\n'
+        '{"phase": "policy", "update": 3, "a": null, "b": 0.1}\n{"phase": "policy", "update": 4, "a": 2}\n'
     )
     assert strict_lines(run.timings) == [
-        {"phase": "rl", "update": 3, "rollout/tokens_per_s": 9.0, "time/rollout": 1.5},
+        {"phase": "policy", "update": 3, "rollout/tokens_per_s": 9.0, "time/rollout": 1.5},
     ]
     assert list(run.tensorboard.glob("events*"))
 
@@ -65,7 +65,7 @@ def test_which_metrics_are_clocks(name: str, timing: bool) -> None:
 def test_a_resumed_run_writes_what_an_uninterrupted_one_writes(tmp_path: Path) -> None:
     def play(writer: RunWriter, updates: range) -> None:
         for update in updates:
-            writer.metrics("rl", update, {"loss": update / 7, "time/x": 1.0})
+            writer.metrics("policy", update, {"loss": update / 7, "time/x": 1.0})
             writer.episodes("train", update, [episode([("look", "a room")], seed=update)])
 
     with RunFolder.create(tmp_path, "whole", "") as whole, RunWriter(whole) as writer:
@@ -113,11 +113,11 @@ def test_a_reward_that_is_not_a_number_is_null(run: RunFolder) -> None:
 def test_evaluations(run: RunFolder) -> None:
     with RunWriter(run) as writer:
         writer.evaluation(
-            {"update": 0, "phase": "rl", "mode": "greedy", "success": {"mean": np.float64(0.5)}, "nll": np.nan}
+            {"update": 0, "phase": "policy", "mode": "greedy", "success": {"mean": np.float64(0.5)}, "nll": np.nan}
         )
         writer.evaluation({"update": 1})
     first, second = strict_lines(run.evaluations)
-    assert first == {"update": 0, "phase": "rl", "mode": "greedy", "success": {"mean": 0.5}, "nll": None}
+    assert first == {"update": 0, "phase": "policy", "mode": "greedy", "success": {"mean": 0.5}, "nll": None}
     assert second == {"update": 1}
 
 
