@@ -10,6 +10,7 @@ from actors.sampling import Sampling
 from deploy.refusals import check
 from learner import plugins
 from learner.config import LearnerConfig, ModelConfig, OptimizerConfig
+from protos.errors import ConfigError
 from replay.config import Config as ReplayConfig
 
 
@@ -120,6 +121,18 @@ class RunConfig(Section):
             for table in settings.objectives:
                 _check_plugin("objectives", table, phase, "objectives", str(table.get("name")))
         return self
+
+    def check_training(self) -> None:
+        """ConfigError where policies could not be trained on what these settings sample.
+
+        The learner scores the model's own distribution: tempered or cut behaviour log-probabilities would belong to another.
+        """
+        sampling = self.sampling
+        if self.training.updates and (sampling.temperature != 1 or sampling.truncates):
+            raise ConfigError(
+                "policy training needs sampling.temperature = 1, sampling.top_p = 1 and sampling.top_k = 0; "
+                f"they are {sampling.temperature}, {sampling.top_p} and {sampling.top_k} (evaluation may differ: tandem eval)"
+            )
 
     def environment_config(self) -> Any:
         """The environment's own Config, validated."""

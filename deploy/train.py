@@ -32,6 +32,7 @@ def train(config: RunConfig, run: RunFolder, console: Console) -> dict[str, Any]
     Raises CollapseError where the policy collapsed and `collapse.policy` says stop; KeyboardInterrupt, after a checkpoint,
     where the process was asked to end.
     """
+    config.check_training()
     with Interrupt() as interrupt, Job(config, run, console) as job:
         if job.cursor.phase == WARM_START:
             warm_start(job, interrupt)

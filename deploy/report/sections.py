@@ -103,10 +103,9 @@ def _tiles(data: RunData) -> list[tuple[str, str]]:
     if isinstance(wall, int | float):
         tiles.append(("wall time", duration(wall)))
     updates: dict[str, float] = {}
-    for record in (*data.metrics, *data.evaluations):
+    for record in data.metrics:
         if is_number(record.get("update")):
-            phase = str(record.get("phase", "policy"))
-            updates[phase] = max(updates.get(phase, 0), record["update"])
+            updates[str(record.get("phase", "policy"))] = record["update"] + 1
     tiles += [(f"{PHASE_WORDS.get(phase, phase)} updates", number(last)) for phase, last in updates.items()]
     last = next((e for e in reversed(data.evaluations) if e.get("mode", "sampled") == "sampled"), {})
     for key, label in (("steps_to_goal", "steps to goal"), ("invalid", "invalid actions"), ("nll", "observation NLL")):

@@ -94,6 +94,7 @@ def test_eval_of_a_run_gives_its_own_figures(start: Start, whole_run: Path) -> N
         (["train", "nowhere.toml"], 2, "nowhere.toml"),
         (["train", "environment.name=houshold"], 2, "household"),
         (["train", "replay.group_size=1", "replay.leases.partial_minimum=1"], 2, "group"),
+        (["train", "sampling.temperature=0.7"], 2, "sampling.temperature"),
         (["eval", "nowhere"], 3, "nowhere"),
         (["train", "--resume", "nowhere"], 3, "nowhere"),
     ],

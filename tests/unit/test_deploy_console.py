@@ -49,7 +49,7 @@ def test_a_phase_without_an_end_and_one_that_goes_back(clock: Clock) -> None:
         clock.now += 1
         phase.done = 2  # rolled back
         assert phase.rate is None
-        assert phase.describe() == "rl  2/10"
+        assert phase.describe() == "policy  2/10"
 
 
 def test_an_interrupted_phase_still_propagates(clock: Clock) -> None:
