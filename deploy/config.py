@@ -47,6 +47,8 @@ class PolicyTraining(Section):
         {"name": "policy_gradient", "entropy_bonus": 0.02},
         {"name": "paw", "replay_ratio": 0.05},
     ]
+    observation_cap: int = Field(default=512, ge=1)
+    """Tokens of an observation that a world model is scored on at most; |o| of eq. 8 is then this many **[default]**."""
     learner: LearnerConfig = LearnerConfig(
         minibatches=2,
         wm_max_grad_ratio=1.0,

@@ -112,11 +112,12 @@ def remember(job: Job, groups: list[Group], update: int) -> tuple[Rows, dict[str
     replay, config = job.replay, job.config
     for group in groups:
         replay.append_group(group)
-    fresh = pack(replay.sample_policy(config.replay.groups_per_update))
+    cap = config.training.observation_cap
+    fresh = pack(replay.sample_policy(config.replay.groups_per_update), cap)
     fresh = replace(fresh, advantages=job.algorithm.compute(fresh))
     wanted = sum(objective.replay_rows(fresh) for objective in job.objectives[POLICY])
     items = replay.sample_world(wanted, generator(config.seed, "replay", update, job.cursor.course)) if wanted else []
-    replayed = {"replay": pack_world(items)} if items else {}
+    replayed = {"replay": pack_world(items, cap)} if items else {}
     return fresh, replayed, {"time/remember": total(time.perf_counter() - began)}
 
 

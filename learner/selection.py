@@ -10,7 +10,7 @@ A world-model term works in steps, so that another can come in between (`objecti
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,8 @@ Choices = Mapping[str, Choice]
 @runtime_checkable
 class WorldObjective(Objective, Protocol):
     """An objective over observation tokens, in the steps above; `weigh` takes them all."""
+
+    config: Any  # its module's Config
 
     def choose(self, update: Update, rng: np.random.Generator) -> tuple[dict[str, Choice], Metrics]: ...
 

@@ -25,15 +25,22 @@ if TYPE_CHECKING:
 class Config(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    of: dict[str, Any] = {"name": "paw"}
-    """The world-model term that is imitated, as it stands in the list of objectives: its `name` and settings."""
+    of: dict[str, Any] = {"name": "paw", "replay_ratio": 0.0}
+    """The world-model term that is imitated, as it stands in the list of objectives: its `name` and settings.
+
+    It must not replay: a replayed row does not tell which group it came from, so its donor could be of the same group.
+    """
 
     @field_validator("of")
     @classmethod
     def _check(cls, of: dict[str, Any]) -> dict[str, Any]:
         if of.get("rows", "transition") != "transition":
             raise ValueError("a placebo feeds the donor's observation, each on a row of its own: leave out `rows`")
-        _world_term(of)
+        if _world_term(of).config.model_dump().get("replay_ratio", 0.0) > 0:
+            raise ValueError(
+                "replayed rows do not tell their group, and a placebo needs observations of other groups: "
+                "set of.replay_ratio = 0"
+            )
         return of
 
 

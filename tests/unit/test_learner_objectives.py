@@ -418,7 +418,9 @@ def test_the_placebo_reads_and_scores_observations_of_other_groups_within_the_bu
         groups.append(group([played], lam=0.2 * g, repeat=g))  # the first group has lambda 0
     rows = pack(groups)
     update = {"fresh": rows, "replay": replayed(9)}
-    own, fake = objective(name, rows="transition"), objective("placebo", of={"name": name})
+    of = {"name": name} | ({"replay_ratio": 0.0} if name == "paw" else {})
+    own = objective(**of, rows="transition")
+    fake = objective("placebo", of=of)
     own_streams, _ = own.weigh(update, generator(5))
     fake_streams, metrics = fake.weigh(update, generator(5))
     assert {stream.source for stream in fake_streams} == {"placebo"}
@@ -441,13 +443,19 @@ def test_the_placebo_reads_and_scores_observations_of_other_groups_within_the_bu
 
 
 def test_the_placebos_loss_is_the_terms_own():
-    term, fake = objective("paw"), objective("placebo", of={"name": "paw"})
+    term, fake = objective("paw"), objective("placebo", of={"name": "paw", "replay_ratio": 0.0})
     scores, weights = scores_of([-0.1, -2.0, -3.0]), torch.ones(3, dtype=torch.float64)
     (own, own_metrics), (loss, metrics) = term.loss(scores, weights), fake.loss(scores, weights)
     assert torch.equal(own, loss)
     assert {key.replace("placebo", "paw") for key in metrics} == set(own_metrics)
     assert torch.equal(term.keep(scores.log_probs), fake.keep(scores.log_probs))
-    assert fake.replay_rows(update_of(0)["fresh"]) == term.replay_rows(update_of(0)["fresh"])
+    assert fake.replay_rows(update_of(0)["fresh"]) == 0
+
+
+def test_a_placebo_refuses_replayed_rows_whose_group_is_unknown():
+    for of in ({"name": "paw"}, {"name": "paw", "replay_ratio": 0.1}):
+        with pytest.raises(ValueError, match=r"of\.replay_ratio = 0"):
+            placebo.Config(of=of)
 
 
 def test_a_single_group_has_no_placebo():
@@ -465,7 +473,7 @@ EVERY = [
     ("paw", {}),
     ("paw", {"rows": "transition", "loss": "cross_entropy"}),
     ("next_observation", {"normalise": "token"}),
-    ("placebo", {"of": {"name": "paw"}}),
+    ("placebo", {"of": {"name": "paw", "replay_ratio": 0.0}}),
     ("placebo", {"of": {"name": "next_observation"}}),
     ("supervised", {}),
 ]
@@ -520,8 +528,7 @@ def test_weigh_is_pure_and_counts_no_token_when_there_is_one(name: str, config: 
     assert [stream.rows.token_ids.tolist() for stream in first] == [stream.rows.token_ids.tolist() for stream in second]
     assert metrics[f"{term.name}/no_tokens"].value == 0
     assert term.world_model == (name in ("paw", "next_observation", "placebo"))
-    wants_replay = name == "paw" or config.get("of") == {"name": "paw"}
-    assert (term.replay_rows(update["fresh"]) > 0) == wants_replay
-    masked = wants_replay and config.get("loss") != "cross_entropy"
+    assert (term.replay_rows(update["fresh"]) > 0) == (name == "paw")
+    masked = "paw" in (name, config.get("of", {}).get("name")) and config.get("loss") != "cross_entropy"
     kept = term.keep(torch.tensor([-9.0, -0.1]))
     assert (kept is None) if not masked else kept.tolist() == [True, False]
