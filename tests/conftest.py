@@ -11,6 +11,11 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 sys.path.insert(0, str(Path(__file__).parent))  # `user_package`: a user's own environments
 
 import pytest
+from hypothesis import settings
+
+# No test asserts on time, property-based ones included: machines that run them are slow at times.
+settings.register_profile("tandem", deadline=None)
+settings.load_profile("tandem" if "CI" not in os.environ else "ci")
 
 
 @pytest.fixture(scope="session")
