@@ -1,16 +1,15 @@
 """Held-out evaluation: the same games before, during and after training, and the world model's error on them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from actors.demonstrations import demonstrate
 from actors.evaluation import Summary, summarise
-from actors.rollout import play
 from actors.sampling import Sampling
 from deploy.config import RunConfig
-from deploy.parts import World
+from deploy.parts import World, play_leases, take_leases
 from learner.batch import pack_demonstrations, token_weights
 from learner.learner import Learner
 from protos.errors import DataError
@@ -67,16 +66,8 @@ class HeldOut:
         return -float(learner.score(self._probe, wanted)[wanted].mean())
 
     def _play(self, replay: Replay, engine: Any, sampling: Sampling, leases_at_once: int) -> None:
-        while leases := _take(replay, leases_at_once):
-            groups, _ = play(
-                leases,
-                self._world.make,
-                self._world.prompt,
-                engine,
-                environment=self._world.name,
-                sampling=sampling,
-                reward_max=self._config.replay.reward_max,
-            )
+        while leases := take_leases(replay, "eval", leases_at_once):
+            groups, _ = play_leases(self._config, self._world, engine, leases, sampling)
             for group in groups:
                 replay.append_group(group)
 
@@ -85,10 +76,3 @@ def _record(summary: Summary) -> dict[str, Any]:
     """A line of evaluations.jsonl."""
     record: dict[str, Any] = dict(summary)
     return record | {"by_task": record.pop("by_task_type"), "pass_at_k": record.pop("pass_at")}
-
-
-def _take(replay: Replay, count: int) -> Sequence:
-    leases = []
-    while len(leases) < count and (lease := replay.lease("eval")) is not None:
-        leases.append(lease)
-    return leases

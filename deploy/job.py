@@ -179,7 +179,7 @@ class Job:
 
     # Saving and taking up again
 
-    def save(self) -> Path:
+    def save(self) -> None:
         """A whole checkpoint of everything that the next update depends on."""
         self.cursor = replace(self.cursor, seconds=self.seconds)
         self._began = time.monotonic()
@@ -188,7 +188,6 @@ class Job:
         )
         if self.cursor.phase == POLICY:
             self.replay.commit(Version(self.cursor.incarnation, self.cursor.update))
-        return self._parent.folder
 
     def _contents(self) -> Callable[[Path], None]:
         state = {
@@ -214,9 +213,9 @@ class Job:
         folder = self._parent.folder
         state = self._state(folder)
         cursor = Cursor(**state["cursor"])
-        self.cursor = replace(
-            cursor, incarnation=cursor.incarnation + 1, course=cursor.course if course is None else course
-        )
+        # Rolling back to one checkpoint twice must not give two sets of weights one number.
+        incarnation = max(self.cursor.incarnation, cursor.incarnation) + 1
+        self.cursor = replace(cursor, incarnation=incarnation, course=cursor.course if course is None else course)
         self.run.rewind(state["lines"])
         self.watch.restore(state["collapse"])
         self.begin(cursor.phase)

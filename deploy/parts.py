@@ -15,11 +15,14 @@ from actors import plugins
 from actors.core import Environment, load_environment
 from actors.engines.transformers import TransformersEngine
 from actors.prompt import AppendPrompt
+from actors.rollout import play
+from actors.sampling import Sampling
 from deploy.config import RunConfig
 from learner.learner import Learner
 from protos.errors import ConfigError
-from protos.records import Version
+from protos.records import Group, Lease, LeaseKind, Version
 from protos.seeding import derive_seed
+from protos.telemetry import Metrics
 from protos.tokens import FILE, TextTokenizer
 from replay.service import Replay
 
@@ -88,4 +91,27 @@ def build_replay(config: RunConfig, world: World, version: Version, course: int 
         seed=seed,
         tasks=lambda index: world.tasks("train", seed, index, 1)[0],
         version=version,
+    )
+
+
+def take_leases(replay: Replay, kind: LeaseKind, count: int) -> list[Lease]:
+    """Up to `count` leases; fewer, or none, where replay has no more to give now."""
+    leases: list[Lease] = []
+    while len(leases) < count and (lease := replay.lease(kind)) is not None:
+        leases.append(lease)
+    return leases
+
+
+def play_leases(
+    config: RunConfig, world: World, engine: TransformersEngine, leases: list[Lease], sampling: Sampling | None = None
+) -> tuple[list[Group], Metrics]:
+    """`actors.rollout.play` with this run's environment, prompt and R_max; `sampling` replaces the engine's own."""
+    return play(
+        leases,
+        world.make,
+        world.prompt,
+        engine,
+        environment=world.name,
+        sampling=sampling,
+        reward_max=config.replay.reward_max,
     )

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from actors.demonstrations import demonstrate
-from actors.rollout import play
 from deploy.config import RunConfig
 from deploy.console import Console, Phase
 from deploy.interrupt import Interrupt
 from deploy.job import POLICY, WARM_START, Job
+from deploy.parts import play_leases, take_leases
 from deploy.runs import RunFolder
 from deploy.summary import summarise_run
 from learner.batch import pack, pack_demonstrations, pack_world
@@ -24,6 +24,9 @@ from protos.errors import CollapseError
 from protos.records import Demonstration, Group
 from protos.seeding import derive_seed, generator
 from protos.telemetry import Metrics, total
+
+CHUNK = 500
+"""Demonstrations checked and played at once: few enough that an environment still holds a game when it is played."""
 
 
 def train(config: RunConfig, run: RunFolder, console: Console) -> dict[str, Any]:
@@ -91,19 +94,10 @@ def policy_update(job: Job, update: int) -> list[Metrics]:
 
 def act(job: Job) -> tuple[list[Group], Metrics]:
     """Play the groups of one update, on the newest weights."""
-    config, leases = job.config, []
-    while len(leases) < config.replay.groups_per_update and (lease := job.replay.lease("rollout")) is not None:
-        leases.append(lease)
+    leases = take_leases(job.replay, "rollout", job.config.replay.groups_per_update)
     assert leases, job.replay.waits_for("rollout")
     job.refuse_leaks(lease.key.task_id for lease in leases)
-    return play(
-        leases,
-        job.world.make,
-        job.world.prompt,
-        job.engine,
-        environment=job.world.name,
-        reward_max=config.replay.reward_max,
-    )
+    return play_leases(job.config, job.world, job.engine, leases)
 
 
 def remember(job: Job, groups: list[Group], update: int) -> tuple[Rows, dict[str, Rows], Metrics]:
@@ -122,15 +116,16 @@ def remember(job: Job, groups: list[Group], update: int) -> tuple[Rows, dict[str
 
 
 def _demonstrations(job: Job) -> None:
-    """Fill the demos table. They are drawn from the seed alone, so a resumed run plays them again."""
+    """Fill the demos table. A checkpoint of the warm start holds it."""
     config, world = job.config, job.world
     tasks = world.tasks("train", derive_seed(config.seed, "demonstrations"), 0, config.warm_start.demonstrations)
-    job.refuse_leaks(tasks)
     rows: list[Demonstration] = []
     seed = derive_seed(config.seed, "demonstrator")
     with job.console.phase("demonstrations", len(tasks)) as phase:
-        for start in range(0, len(tasks), 500):
-            rows += demonstrate(tasks[start : start + 500], world.module, world.config, world.prompt, seed)
+        for start in range(0, len(tasks), CHUNK):
+            chunk = tasks[start : start + CHUNK]
+            job.refuse_leaks(chunk)
+            rows += demonstrate(chunk, world.module, world.config, world.prompt, seed)
             phase.advance(len(rows) - phase.done, success=float(np.mean([row.success for row in rows])))
     job.replay.add_demonstrations(rows)
 
