@@ -1,22 +1,22 @@
 """One episode as it is played: an environment on one side, token ids on the other, a record at the end.
 
 player = Player(env, prompt, environment="household", max_reply_tokens=8)
-tokens = player.open(task_id, seed)
-while tokens is not None:
-    tokens = player.take(session.reply(...))      # None: the episode is over
+context = player.open(task_id, seed)
+while context is not None:
+    context = player.take(session.reply(...))     # None: the episode is over
 episode = player.episode()
 """
 
 import time
 from collections import Counter
 from collections.abc import Callable
+from itertools import islice
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from actors.core import Environment, Info, Reply, blamed_on
+from actors.core import Environment, Info, Layout, Prompt, Reply, blamed_on
 from actors.plugins import reset
-from actors.prompt import AppendPrompt
 from protos.errors import DataError, EnvironmentFailure
 from protos.records import Episode, Kind, Sequence, Span, Stop, TokenIds, Transition
 
@@ -35,16 +35,16 @@ class Outcome(NamedTuple):
 
 
 class Player:
-    """Steps one environment with the replies it is given and lays the episode out as one sequence.
+    """Steps one environment with the replies it is given, and lays the episode out as its prompt does.
 
     `observation` and `info` are the environment's latest; `counts` holds what the metrics of a rollout are made from.
     """
 
-    def __init__(self, env: Environment, prompt: AppendPrompt, *, environment: str, max_reply_tokens: int) -> None:
+    def __init__(self, env: Environment, prompt: Prompt, *, environment: str, max_reply_tokens: int) -> None:
         self._env, self._prompt = env, prompt
         self._environment, self._max_reply_tokens = environment, max_reply_tokens
-        self._parts: list[TokenIds] = []
-        self._size = 0
+        self._layout: Layout | None = None
+        self._read = np.array([], dtype=np.int32)  # the latest context, and the reply to it
         self._transitions: list[Transition] = []
         self._task_id, self._task_type, self._seed = "", "", 0
         self._return = 0.0
@@ -55,36 +55,30 @@ class Player:
         self.observation, self.info = "", Info()
 
     def open(self, task_id: str, seed: int) -> TokenIds | None:
-        """Reset the environment to the task; the opening to feed, or None where it leaves no room for a reply."""
+        """Reset the environment to the task; what the first reply is sampled after, or None where that leaves no room."""
         self._task_id, self._seed = task_id, seed
         self.observation, self.info = self._call(lambda: reset(self._env, task_id))
         self._require("admissible_commands", "won", "state_key")
         self._task_type = str(self.info.get("task_type", ""))
-        tokens = self._prompt.start(self.observation, self.info)
-        self._read(tokens)
-        if self._prompt.fits(self._size, self._max_reply_tokens):
-            return tokens
-        self.counts["context_ended"] += 1
-        return None
+        self._layout = self._prompt.open(self.observation, self.info)
+        return self._context(self._layout)
 
     def take(self, reply: Reply) -> TokenIds | None:
-        """Act on a sampled reply; the ids to feed next, or None where the episode is over."""
-        if len(reply.log_probs) != len(reply.token_ids):
-            raise DataError(
-                f"{self._where()}: {len(reply.token_ids)} sampled tokens but {len(reply.log_probs)} log-probabilities"
-            )
-        action = Span(self._size, self._size + len(reply.token_ids))
-        self._append(reply.token_ids)
-        text, parsed = self._prompt.command(reply.token_ids, self.info)
+        """Act on a sampled reply; what the next one is sampled after, or None where the episode is over."""
+        layout = self._playing()
+        self._check(reply)
+        command, parsed = self._prompt.parse(reply.token_ids, self.info)
+        action = layout.act(reply.token_ids, command)
+        self._read = np.concatenate([self._read, reply.token_ids])
         cut = reply.stop is Stop.LENGTH
         self._cut_in_a_row = self._cut_in_a_row + 1 if cut else 0
         self.counts["generated_tokens"] += action.length
         self.counts["cut_replies"] += cut
         self.counts[f"reply_{parsed}"] += 1
-        if cut and self._prompt.config.on_cut_reply == "end":
-            self._drop(reply, action, text)
+        if cut and self._prompt.settings.on_cut_reply == "end":
+            self._drop(reply, action, command)
             return None
-        return self._step(reply, action, text)
+        return self._step(layout, reply, action, command)
 
     def episode(self) -> Episode:
         """The record of what was played."""
@@ -93,31 +87,30 @@ class Player:
             task_id=self._task_id,
             task_type=self._task_type,
             seed=self._seed,
-            sequences=(Sequence(np.concatenate(self._parts), tuple(self._transitions)),),
+            sequences=self._sequences(),
             task_return=self._return,
             success=bool(self.info["won"]),
             timings={"env": self._env_seconds},
         )
 
-    def _step(self, reply: Reply, action: Span, text: str) -> TokenIds | None:
+    def _step(self, layout: Layout, reply: Reply, action: Span, text: str) -> TokenIds | None:
         """Execute the command and record the turn with what the environment answered."""
         state_key = self.info["state_key"]
         self.observation, reward, terminated, truncated, self.info = self._call(lambda: self._env.step(text))
         self._require("admissible_commands", "won", "state_key", "valid")
         self._return += float(reward)
-        tokens, length = self._prompt.follow(self.observation)
+        observation = layout.observe(self.observation, self.info)
+        self.counts["observations_without_room"] += bool(self.observation) and not observation.length
         over, stop = terminated or truncated, reply.stop
         if self._cut_in_a_row:
             truncated = not terminated
-            over = over or self._cut_in_a_row >= self._prompt.config.max_cut_replies
-        if not over and not self._prompt.fits(self._size + len(tokens), self._max_reply_tokens):
-            over = truncated = True
-            stop = Stop.CONTEXT
-            self.counts["context_ended"] += 1
-        observation = self._observe(tokens[:length] if over else tokens, length)
+            over = over or self._cut_in_a_row >= self._prompt.settings.max_cut_replies
+        context = None if over else self._context(layout)
+        if context is None and not over:
+            truncated, stop = True, Stop.CONTEXT
         outcome = Outcome(observation, self.observation, float(reward), terminated, truncated, bool(self.info["valid"]))
         self._record(reply, action, text, state_key, outcome, stop)
-        return None if over else tokens
+        return context
 
     def _drop(self, reply: Reply, action: Span, text: str) -> None:
         """Record a cut reply that was not executed: the last turn of its episode."""
@@ -158,26 +151,46 @@ class Player:
             )
         )
 
+    @property
+    def dropped(self) -> int:
+        """Turns of the history that contexts left out for want of room."""
+        return self._playing().dropped
+
     def close(self) -> None:
         """Release the environment."""
         self._call(self._env.close)
 
-    def _observe(self, tokens: TokenIds, length: int) -> Span:
-        """Append what follows a reply; the span of the observation, empty where the sequence has no room for it."""
-        start = self._size
-        if start + len(tokens) > self._prompt.config.max_tokens:
-            return Span(start, start)
-        self._read(tokens)
-        return Span(start, start + length)
+    def _context(self, layout: Layout) -> TokenIds | None:
+        """What the next reply is sampled after, counted as far as it was not read before; None where there is no room."""
+        context = layout.context(self._max_reply_tokens)
+        if context is None:
+            self.counts["context_ended"] += 1
+            return None
+        shared = min(len(context), len(self._read))
+        differ = np.flatnonzero(context[:shared] != self._read[:shared])
+        fed = context[differ[0] if len(differ) else shared :]
+        self._read = context
+        self.counts["prompt_tokens"] += len(fed)
+        self.counts["unknown_tokens"] += fed.tolist().count(self._prompt.tokenizer.unk_id)
+        return context
 
-    def _read(self, tokens: TokenIds) -> None:
-        self._append(tokens)
-        self.counts["prompt_tokens"] += len(tokens)
-        self.counts["unknown_tokens"] += tokens.tolist().count(self._prompt.tokenizer.unk_id)
+    def _sequences(self) -> tuple[Sequence, ...]:
+        """The layout's sequences, each with the turns that lie within."""
+        turns, parts = iter(self._transitions), self._playing().sequences()
+        return tuple(Sequence(ids, tuple(islice(turns, count))) for ids, count in parts)
 
-    def _append(self, tokens: TokenIds) -> None:
-        self._parts.append(tokens)
-        self._size += len(tokens)
+    def _playing(self) -> Layout:
+        assert self._layout is not None, "the player was not opened"
+        return self._layout
+
+    def _check(self, reply: Reply) -> None:
+        """Refuse a reply that could not be trained on: no token, or log-probabilities of others."""
+        if not len(reply.token_ids):
+            raise DataError(f"{self._where()}: the engine returned a reply without a token")
+        if len(reply.log_probs) != len(reply.token_ids):
+            raise DataError(
+                f"{self._where()}: {len(reply.token_ids)} sampled tokens but {len(reply.log_probs)} log-probabilities"
+            )
 
     def _call(self, call: Callable[[], T]) -> T:
         """Run the environment's code, timed; whatever it raises becomes an EnvironmentFailure that names the task."""

@@ -16,7 +16,7 @@ import numpy as np
 from scipy.stats import norm
 
 from protos.errors import DataError
-from protos.records import Episode, Group
+from protos.records import Episode, Group, Stop
 
 
 class Rate(TypedDict):
@@ -38,6 +38,7 @@ class Summary(TypedDict):
     steps_to_goal: float | None  # mean steps of the episodes that were won; None where none was
     invalid: float  # share of turns that were refused
     truncated: float  # share of episodes that were cut: step limit, context, reply limit
+    cut_replies: float  # share of turns whose reply the limit cut
     tokens_per_episode: float  # prompts and replies
     mean_return: float  # task return
 
@@ -57,6 +58,7 @@ def summarise(groups: Sequence[Group]) -> Summary:
         pass_at=_pass_curve(groups),
         steps_to_goal=float(np.mean(steps)) if steps else None,
         invalid=float(np.mean([not turn.valid for turn in turns])) if turns else 0.0,
+        cut_replies=float(np.mean([turn.stop is Stop.LENGTH for turn in turns])) if turns else 0.0,
         truncated=float(np.mean([_was_cut(episode) for episode in episodes])),
         tokens_per_episode=float(np.mean([sum(len(s.token_ids) for s in e.sequences) for e in episodes])),
         mean_return=float(np.mean([episode.task_return for episode in episodes])),

@@ -8,9 +8,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from actors.core import Engine, Environment, Session
+from actors.core import Engine, Environment, Prompt, Session
 from actors.episode import Player
-from actors.prompt import AppendPrompt, Parsed
 from actors.sampling import Sampling
 from protos.errors import ConfigError
 from protos.records import Episode, Group, Lease, TokenIds, group_lambda
@@ -21,7 +20,7 @@ from protos.telemetry import Metric, Metrics, mean, total
 def play(
     leases: Sequence[Lease],
     make_env: Callable[[], Environment],
-    prompt: AppendPrompt,
+    prompt: Prompt,
     engine: Engine,
     *,
     environment: str = "environment",
@@ -50,28 +49,26 @@ def play(
     for player in players:
         player.close()
     groups = _groups(leases, [player.episode() for player in players], reward_max)
-    return groups, _metrics(players, groups, time.perf_counter() - started)
+    return groups, _metrics(players, groups, prompt.kinds, time.perf_counter() - started)
 
 
 def _open(player: Player, lease: Lease, seed: int) -> TokenIds | None:
-    opening = player.open(lease.key.task_id, seed)
-    if opening is None and lease.kind == "rollout":
+    context = player.open(lease.key.task_id, seed)
+    if context is None and lease.kind == "rollout":
         raise ConfigError(
             f"the opening of task {lease.key.task_id!r} leaves no room for a reply: raise prompt.max_tokens"
         )
-    return opening
+    return context
 
 
-def _drive(
-    players: list[Player], openings: list[TokenIds | None], session: Session, constrain: AppendPrompt | None
-) -> None:
+def _drive(players: list[Player], openings: list[TokenIds | None], session: Session, constrain: Prompt | None) -> None:
     """Turn by turn, until every episode is over."""
-    pending = {row: tokens for row, tokens in enumerate(openings) if tokens is not None}
+    pending = {row: context for row, context in enumerate(openings) if context is not None}
     while pending:
         allowed = [constrain.allowed(players[row].info) for row in pending] if constrain else None
         replies = session.reply(list(pending), list(pending.values()), allowed)
         answers = {row: players[row].take(reply) for row, reply in zip(pending, replies, strict=True)}
-        pending = {row: tokens for row, tokens in answers.items() if tokens is not None}
+        pending = {row: context for row, context in answers.items() if context is not None}
 
 
 def _groups(leases: Sequence[Lease], episodes: list[Episode], reward_max: float) -> list[Group]:
@@ -83,8 +80,13 @@ def _groups(leases: Sequence[Lease], episodes: list[Episode], reward_max: float)
     return groups
 
 
-def _metrics(players: list[Player], groups: list[Group], seconds: float) -> Metrics:
-    """Shares are over turns (`invalid`, `reply_*`) or episodes (`success`, `truncated`, `context_ended`)."""
+def _metrics(players: list[Player], groups: list[Group], kinds: Sequence[str], seconds: float) -> Metrics:
+    """Shares are over turns (`invalid`, `reply_*`) or episodes (`success`, `truncated`).
+
+    `prompt_tokens` are those that an engine has to read: of each context what it does not share with the one before.
+    `observations_without_room` are not in the record: the world model cannot learn from them. `dropped_history` counts
+    the turns that prompts did not tell again for want of room.
+    """
     episodes = [episode for group in groups for episode in group.episodes]
     counts = sum((player.counts for player in players), Counter())
     turns, tokens, count = counts["turns"], counts["generated_tokens"], len(episodes)
@@ -100,9 +102,11 @@ def _metrics(players: list[Player], groups: list[Group], seconds: float) -> Metr
         "rollout/steps": share(sum(episode.steps for episode in episodes), count),
         "rollout/truncated": share(truncated, count),
         "rollout/context_ended": total(counts["context_ended"]),
+        "rollout/observations_without_room": total(counts["observations_without_room"]),
+        "rollout/dropped_history": total(sum(player.dropped for player in players)),
         "rollout/cut_replies": total(counts["cut_replies"]),
         "rollout/invalid": share(counts["invalid"], turns),
-        **{f"rollout/reply_{kind}": share(counts[f"reply_{kind}"], turns) for kind in Parsed},
+        **{f"rollout/reply_{kind}": share(counts[f"reply_{kind}"], turns) for kind in kinds},
         "rollout/entropy": share(sum(player.entropy for player in players), tokens),
         "rollout/reply_tokens": share(tokens, turns),
         "rollout/unknown_tokens": share(counts["unknown_tokens"], counts["prompt_tokens"]),

@@ -97,20 +97,30 @@ def train(
 
 @app.command(name="eval")
 def evaluate(
-    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A run folder or a checkpoint folder.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help="A run, a checkpoint folder, or a Hugging Face model, folder or hub name."
+        ),
+    ],
     overrides: Overrides = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", metavar="FILE", help="Settings of a model that no run made.", show_default="pretrained.toml"
+        ),
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Evaluate a run or a checkpoint on held-out games."""
+    """Evaluate a policy on held-out games: a run's, or any Hugging Face causal language model's."""
     from deploy.console import Console
 
-    _existing(checkpoint)
     only_overrides(overrides)
     console = Console(quiet=quiet or as_json)
     from deploy.evaluate import evaluate as evaluate_checkpoint
 
-    _print_result(evaluate_checkpoint(checkpoint, overrides or [], console), as_json, console)
+    _print_result(evaluate_checkpoint(model, overrides or [], console, config), as_json, console)
 
 
 @app.command()

@@ -4,8 +4,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from actors.core import load_environment
-from actors.prompt import Config as PromptConfig
+from actors.core import load_environment, load_prompt
+from actors.prompts.settings import PromptSettings
 from actors.sampling import Sampling
 from deploy.refusals import check
 from learner import plugins
@@ -47,6 +47,9 @@ class PolicyTraining(Section):
         {"name": "policy_gradient", "entropy_bonus": 0.02},
         {"name": "paw", "replay_ratio": 0.05},
     ]
+    sampling_rounds: int = Field(default=1, ge=1)
+    """Rounds of rollouts an update at most, until `replay.groups_per_update` groups have unequal returns: DAPO's dynamic
+    sampling (arXiv 2503.14476, eq. 11). All that was played is trained on: the other groups still teach the world model."""
     observation_cap: int = Field(default=512, ge=1)
     """Tokens of an observation that a world model is scored on at most; |o| of eq. 8 is then this many **[default]**."""
     learner: LearnerConfig = LearnerConfig(
@@ -54,6 +57,9 @@ class PolicyTraining(Section):
         wm_max_grad_ratio=1.0,
         optimizer=OptimizerConfig(name="adamw", lr=1e-3, betas=(0.9, 0.95), warmup_updates=8, schedule="linear"),
     )
+
+
+Mode = Literal["sampled", "greedy", "constrained"]
 
 
 class Evaluation(Section):
@@ -64,8 +70,15 @@ class Evaluation(Section):
     games: int = Field(default=256, ge=1)
     every: int = Field(default=25, ge=0)
     """Updates between evaluations on the way (0: only before and after)."""
+    modes: tuple[Mode, ...] = Field(default=("sampled", "greedy", "constrained"), min_length=1)
+    """How replies are decoded before and after training and in `tandem eval`: sampled, greedy, and constrained (sampled
+    among the admissible commands). Evaluations on the way leave out the last."""
     samples: int = Field(default=4, ge=1)
-    """Replies a game before and after training, for pass@k; evaluations on the way take one."""
+    """Episodes a game for pass@k, where replies are sampled freely; the other modes and evaluations on the way take one."""
+    temperature: float | None = Field(default=None, gt=0)
+    """Of sampled and constrained replies; absent: `sampling.temperature`."""
+    probe_games: int = Field(default=256, ge=0)
+    """Games of the demonstrator on which the error of next-observation prediction is measured (0: it is not)."""
     seed: int = 0
     """Chooses the games and the sampling: the same for every training seed, so that runs compare on the same games."""
 
@@ -104,8 +117,11 @@ class RunConfig(Section):
     """Threads of torch in this process."""
     environment: dict[str, Any] = {"name": "household"}
     """`name`: a file of actors/envs or a dotted path to your own module; the other keys are its Config's."""
-    prompt: PromptConfig = PromptConfig()
+    prompt: dict[str, Any] = {"name": "append"}
+    """`name`: a file of actors/prompts or a dotted path to your own module; the other keys are its Config's."""
     sampling: Sampling = Sampling()
+    episodes_at_once: int = Field(default=256, ge=1)
+    """Episodes in one batch of the engine: bounds the memory of its cache, never changes a result."""
     model: ModelConfig = ModelConfig()
     replay: ReplayConfig = ReplayConfig()
     warm_start: WarmStart = WarmStart()
@@ -118,6 +134,7 @@ class RunConfig(Section):
     def _check_plugins(self) -> "RunConfig":
         """Refuse a typo within a plug-in's table before anything heavy is loaded."""
         self.environment_config()
+        self.prompt_settings()
         _check_plugin("advantages", self.training.advantages, "training", "advantages")
         for phase, settings in (("warm_start", self.warm_start), ("training", self.training)):
             for table in settings.objectives:
@@ -130,6 +147,8 @@ class RunConfig(Section):
         The learner scores the model's own distribution: tempered or cut behaviour log-probabilities would belong to another.
         """
         sampling = self.sampling
+        if "sampled" not in self.evaluation.modes:
+            raise ConfigError('training is judged by sampled replies: put "sampled" among evaluation.modes')
         if self.training.updates and (sampling.temperature != 1 or sampling.truncates):
             raise ConfigError(
                 "policy training needs sampling.temperature = 1, sampling.top_p = 1 and sampling.top_k = 0; "
@@ -140,6 +159,10 @@ class RunConfig(Section):
         """The environment's own Config, validated."""
         module = load_environment(self.environment.get("name", ""))
         return check(module.Config, _settings(self.environment), at=("environment",))
+
+    def prompt_settings(self) -> PromptSettings:
+        """The prompt's own Config, validated."""
+        return check(load_prompt(self.prompt.get("name", "")).Config, _settings(self.prompt), at=("prompt",))
 
 
 def _check_plugin(kind: plugins.PluginKind, table: dict[str, Any], *at: str) -> None:

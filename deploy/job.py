@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from deploy.collapse import CollapseWatch
-from deploy.config import RunConfig
+from deploy.config import Mode, RunConfig
 from deploy.console import Console
 from deploy.evaluation import HeldOut
 from deploy.interrupt import Interrupt
@@ -83,7 +83,8 @@ class Job:
     def begin(self, phase: str) -> None:
         """Fresh optimizer and schedule for `phase`."""
         settings = {WARM_START: self.config.warm_start, POLICY: self.config.training}[phase]
-        self.learner.begin_phase(phase, settings.learner, self.objectives[phase], settings.updates)
+        algorithm = self.algorithm if phase == POLICY else None
+        self.learner.begin_phase(phase, settings.learner, self.objectives[phase], settings.updates, algorithm)
 
     def enter(self, phase: str) -> None:
         """Go on to the first update of `phase`, with an empty replay, and save."""
@@ -141,18 +142,18 @@ class Job:
     def evaluate(self, update: int, *, full: bool) -> None:
         """Evaluate on the held-out games: every split in all modes with `samples` replies a game where `full`, else the
         first split, sampled once and greedy."""
-        modes = {"sampled": self.config.evaluation.samples if full else 1, "greedy": 1} | (
-            {"constrained": 1} if full else {}
-        )
+        settings = self.config.evaluation
+        modes: list[Mode] = [mode for mode in settings.modes if full or mode != "constrained"]
         splits = self.held_out if full else self.held_out[:1]
         with self.console.phase(f"evaluation at update {update}", len(splits) * len(modes)) as phase:
             for held_out in splits:
                 nll = held_out.next_observation_nll(self.learner)
-                for mode, samples in modes.items():
+                for mode in modes:
+                    samples = settings.samples if full else 1
                     record, groups = held_out.evaluate(self.replay, self.engine, mode, samples)
                     record |= {"phase": POLICY, "update": update, "full": full, "nll": nll}
                     self.writer.evaluation(record, step=self._step(POLICY, update))
-                    if mode == "sampled":
+                    if mode == settings.modes[0]:
                         self.keep_episodes(f"evaluation-{held_out.split}", update, groups, most=16)
                     phase.advance(**{f"{held_out.split} {mode}": record["success"]["mean"]})
 

@@ -38,14 +38,14 @@ def _split(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     """One split's lines by mode, first and last."""
     pairs: dict[str, Any] = {}
     for when, lines in (("before", before), ("after", after)):
+        sampled = lines["sampled"]
+        pairs[f"success_{when}"] = sampled["success"]
+        pairs |= {f"{mode}_{when}": lines[mode]["success"] for mode in ("greedy", "constrained") if mode in lines}
         pairs |= {
-            f"success_{when}": lines["sampled"]["success"],
-            f"greedy_{when}": lines["greedy"]["success"],
-            f"constrained_{when}": lines["constrained"]["success"],
-            f"pass_at_k_{when}": lines["sampled"]["pass_at_k"],
-            f"steps_to_goal_{when}": lines["sampled"]["steps_to_goal"],
-            f"invalid_{when}": lines["sampled"]["invalid"],
-            f"next_observation_nll_{when}": lines["sampled"]["nll"],
-            f"by_task_{when}": lines["sampled"]["by_task"],
+            f"pass_at_k_{when}": sampled["pass_at_k"],
+            f"steps_to_goal_{when}": sampled["steps_to_goal"],
+            f"invalid_{when}": sampled["invalid"],
+            f"next_observation_nll_{when}": sampled["nll"],
+            f"by_task_{when}": sampled["by_task"],
         }
     return pairs

@@ -5,12 +5,10 @@ so a run that was killed and resumed from a checkpoint writes the same metrics a
 """
 
 import time
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from actors.demonstrations import demonstrate
 from deploy.config import RunConfig
 from deploy.console import Console, Phase
 from deploy.interrupt import Interrupt
@@ -23,7 +21,7 @@ from learner.core import Rows
 from protos.errors import CollapseError
 from protos.records import Demonstration, Group
 from protos.seeding import derive_seed, generator
-from protos.telemetry import Metrics, total
+from protos.telemetry import Metrics, merge_metrics, total
 
 CHUNK = 500
 """Demonstrations checked and played at once: few enough that an environment still holds a game when it is played."""
@@ -93,11 +91,25 @@ def policy_update(job: Job, update: int) -> list[Metrics]:
 
 
 def act(job: Job) -> tuple[list[Group], Metrics]:
-    """Play the groups of one update, on the newest weights."""
-    leases = take_leases(job.replay, "rollout", job.config.replay.groups_per_update)
-    assert leases, job.replay.waits_for("rollout")
-    job.refuse_leaks(lease.key.task_id for lease in leases)
-    return play_leases(job.config, job.world, job.engine, leases)
+    """Play the groups of one update, on the newest weights; again, up to `sampling_rounds`, where too few tell anything."""
+    groups: list[Group] = []
+    metrics: list[Metrics] = []
+    wanted = job.config.replay.groups_per_update
+    for _ in range(job.config.training.sampling_rounds):
+        leases = take_leases(job.replay, "rollout", wanted)
+        assert leases, job.replay.waits_for("rollout")
+        job.refuse_leaks(lease.key.task_id for lease in leases)
+        played, measured = play_leases(job.config, job.world, job.engine, leases)
+        groups += played
+        metrics.append(measured)
+        if sum(_unequal(group) for group in groups) >= wanted:
+            break
+    return groups, merge_metrics(metrics)
+
+
+def _unequal(group: Group) -> bool:
+    """Its episodes differ in return: the group tells a policy what to do more often."""
+    return len({episode.task_return for episode in group.episodes}) > 1
 
 
 def remember(job: Job, groups: list[Group], update: int) -> tuple[Rows, dict[str, Rows], Metrics]:
@@ -107,8 +119,8 @@ def remember(job: Job, groups: list[Group], update: int) -> tuple[Rows, dict[str
     for group in groups:
         replay.append_group(group)
     cap = config.training.observation_cap
-    fresh = pack(replay.sample_policy(config.replay.groups_per_update), cap)
-    fresh = replace(fresh, advantages=job.algorithm.compute(fresh))
+    fresh = pack(replay.sample_policy(len(groups)), cap)
+    fresh = job.algorithm.compute(job.learner.look_up(fresh, job.algorithm.needs))
     wanted = sum(objective.replay_rows(fresh) for objective in job.objectives[POLICY])
     items = replay.sample_world(wanted, generator(config.seed, "replay", update, job.cursor.course)) if wanted else []
     replayed = {"replay": pack_world(items, cap)} if items else {}
@@ -125,8 +137,8 @@ def _demonstrations(job: Job) -> None:
         for start in range(0, len(tasks), CHUNK):
             chunk = tasks[start : start + CHUNK]
             job.refuse_leaks(chunk)
-            rows += demonstrate(chunk, world.module, world.config, world.prompt, seed)
-            phase.advance(len(rows) - phase.done, success=float(np.mean([row.success for row in rows])))
+            rows += world.demonstrate(chunk, seed)
+            phase.advance(len(chunk), success=float(np.mean([row.success for row in rows])))
     job.replay.add_demonstrations(rows)
 
 

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from learner.core import FloatArray, IntArray, Rows, Stream
 from protos.errors import DataError
-from protos.records import Demonstration, Group, Kind, TokenIds, Transition, WorldItem
+from protos.records import Demonstration, Group, Kind, Stop, TokenIds, Transition, WorldItem
 
 OBSERVATION_CAP = 512
 
@@ -89,6 +89,8 @@ def pack_demonstrations(demonstrations: Sequence[Demonstration], observation_cap
         entropy=np.zeros(transitions, np.float32),
         world=observation[:, 1] > observation[:, 0],
         valid=np.ones(transitions, np.bool_),
+        terminated=np.zeros(transitions, np.bool_),
+        cut=np.zeros(transitions, np.bool_),
         reward=np.zeros(transitions, np.float32),
         importance=np.ones(transitions, np.float32),
         state_key=("",) * transitions,
@@ -125,6 +127,8 @@ def transition_rows(rows: Rows, transitions: IntArray, donors: IntArray | None =
         entropy=rows.entropy[transitions],
         world=rows.world[transitions],
         valid=rows.valid[transitions],
+        terminated=rows.terminated[transitions],
+        cut=rows.cut[transitions],
         reward=rows.reward[transitions],
         importance=rows.importance[transitions],
         state_key=tuple(rows.state_key[k] for k in transitions),
@@ -243,6 +247,8 @@ def _assemble(
         entropy=np.array([t.entropy for t in transitions], np.float32),
         world=step & (observation[:, 1] > observation[:, 0]),
         valid=np.array([t.valid for t in transitions], np.bool_),
+        terminated=np.array([t.terminated for t in transitions], np.bool_),
+        cut=np.array([t.stop is Stop.LENGTH for t in transitions], np.bool_),
         reward=np.array([t.reward for t in transitions], np.float32),
         importance=np.ones(count, np.float32) if importance is None else np.array(importance, np.float32),
         state_key=tuple(t.state_key for t in transitions),

@@ -61,6 +61,22 @@ class OptimizerConfig(BaseModel):
     """Share of the peak that `linear` and `cosine` decay to at the last update."""
 
 
+class CriticConfig(BaseModel):
+    """The critic: built where an advantage estimator or an objective asks for values, else not at all."""
+
+    model_config = SETTINGS
+
+    kind: Literal["head", "model"] = "head"
+    """head: one more output of the policy's own trunk, which gets the value loss's gradient too; model: a copy of the model's
+    decoder with a head of its own, about the cost of a second policy update, that leaves the policy's gradient alone."""
+    lr: float = Field(default=1e-3, gt=0)
+    """Peak learning rate of what the critic owns (the head; of a `model` all of it), under the phase's schedule. A head
+    starts at 0 and wants a larger rate than a pretrained trunk (the papers: critic 1e-5, policy 1e-6)."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """Global norm that the gradient of what the critic owns is clipped to, apart from the policy's **[default]**: it grows
+    with the returns, and would leave the policy little of a norm that they share."""
+
+
 class LearnerConfig(BaseModel):
     """How one update is split into optimizer steps, and what guards each step."""
 
@@ -68,8 +84,12 @@ class LearnerConfig(BaseModel):
 
     optimizer: OptimizerConfig = OptimizerConfig()
     """Optimizer and schedule of the phase."""
+    critic: CriticConfig = CriticConfig()
+    """The critic of advantage estimators that use one."""
     minibatches: int = Field(default=2, ge=1)
-    """Optimizer steps an update, of about equal numbers of transitions."""
+    """Optimizer steps an epoch, of about equal numbers of transitions."""
+    epochs: int = Field(default=1, ge=1)
+    """Passes over the rows of an update, each cut in minibatches anew; what was sampled and looked up before stays as it is."""
     micro_batch_tokens: int = Field(default=4096, ge=1)
     """Tokens, padding included, of one forward pass: small enough that rows of like length share it."""
     token_budget: int = Field(default=16_384, ge=1)

@@ -1,7 +1,8 @@
 """The nouns of the learning side, and the loop that calls them (`learner.rllib`):
 
     fresh = pack(groups)                                      # learner.batch: Rows, ragged numpy arrays of one update
-    fresh = replace(fresh, advantages=algorithm.compute(fresh))   # learner/advantages/<name>.py, pure numpy
+    fresh = learner.look_up(fresh, algorithm.needs)           # values, reference log-probs: only what it asks for
+    fresh = algorithm.compute(fresh)                          # learner/advantages/<name>.py, pure numpy: `advantages`
     update = {"fresh": fresh, "replay": pack_world(items)}
     for objective in objectives:                              # learner/objectives/<name>.py
         streams, metrics = objective.weigh(update, rng)       #   Stream: rows, one weight a token, denominators inside
@@ -14,7 +15,7 @@ tokens: the split into minibatches, micro-batches and learners cannot change it.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,13 @@ if TYPE_CHECKING:
 FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
+
+Need = Literal["entropy", "reference", "proximal", "values"]
+"""What costs more than log-probabilities and is computed only where it is asked for.
+
+entropy: of the model, in nats, with a gradient. reference: log-probabilities under the policy that the phase began with.
+proximal: log-probabilities of the model as this update began, before its first step. values: those of the critic.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,6 +58,10 @@ class Rows:
     entropy: FloatArray  # (K,) nats, mean over the action tokens
     world: BoolArray  # (K,) may train the world model: a real step with an observation
     valid: BoolArray  # (K,) the environment accepted the action
+    terminated: (
+        BoolArray  # (K,) the episode ended here by itself: nothing comes after (truncated ones are bootstrapped)
+    )
+    cut: BoolArray  # (K,) the reply limit cut the action
     reward: FloatArray  # (K,) task reward of the step
     importance: FloatArray  # (K,) weight against the sampling priority; 1 for fresh rows
     state_key: tuple[str, ...]  # (K,)
@@ -60,6 +72,9 @@ class Rows:
         None  # (N + 1,) admissible ids of token n: allowed_ids[allowed_start[n] : allowed_start[n + 1]], empty: any
     )
     allowed_ids: TokenIds | None = None
+    reference: FloatArray | None = None  # (N,) reference log-probabilities of action tokens, 0 elsewhere
+    values: FloatArray | None = None  # (N,) the critic's value of the row's prefix up to token n, that token included
+    value_targets: FloatArray | None = None  # (N,) at action tokens: what the value *before* the token should have been
 
     @property
     def tokens(self) -> int:
@@ -77,13 +92,17 @@ class Scores:
     Token n is scored by the logits at position n - 1 of its row. Tokens whose every stream is 0 are not among the M.
     """
 
-    log_probs: "torch.Tensor"  # log p(token n | tokens before it), differentiable
-    entropy: "torch.Tensor | None"  # nats over the (admissible) vocabulary; None where no objective asks for it
+    log_probs: "torch.Tensor"  # log p(token n | tokens before it), differentiable; NaN for a term that needs `values`
     behaviour: "torch.Tensor"  # behaviour log-probabilities
     advantages: "torch.Tensor"
-    reference: (
-        "torch.Tensor | None"  # log-probabilities under the reference policy; None where no objective asks for it
-    )
+    transition: "torch.Tensor"  # int64: whose action the token belongs to (k of `Rows`), -1 outside actions
+    # The rest is None where the objective does not need it.
+    entropy: "torch.Tensor | None" = None  # nats over the (admissible) vocabulary
+    reference: "torch.Tensor | None" = None  # reference log-probabilities
+    proximal: "torch.Tensor | None" = None  # log-probabilities as the update began
+    values: "torch.Tensor | None" = None  # the critic's, of the prefix before token n, differentiable
+    old_values: "torch.Tensor | None" = None  # the same as the advantages were computed from
+    value_targets: "torch.Tensor | None" = None
     source: str = ""  # label of the stream; where it is given, world-model terms report a loss for each source
 
 
@@ -105,8 +124,14 @@ Update = Mapping[str, Rows]  # source -> rows; "fresh" is always there in policy
 class Algorithm(Protocol):
     """An advantage estimator: a module of `learner/advantages/` exposing `Config` and `build(config) -> Algorithm`."""
 
-    def compute(self, rows: Rows) -> FloatArray:
-        """(N,) advantages, 0 outside action tokens; pure. Groups are `rows.group`, never a text."""
+    needs: frozenset[Need]
+    """Of `reference` and `values`: the fields of `Rows` that `compute` reads."""
+
+    def compute(self, rows: Rows) -> Rows:
+        """`rows` with `advantages` (0 outside action tokens) and, from a critic's values, `value_targets`; pure.
+
+        Groups are `rows.group`, never a text.
+        """
         ...
 
     def check(self, group_size: int) -> None:
@@ -118,8 +143,9 @@ class Objective(Protocol):
     """A term of the loss: pure; a module of `learner/objectives/` exposing `Config` and `build(config) -> Objective`."""
 
     name: str
-    uses_entropy: bool  # `loss` reads scores.entropy
-    uses_reference: bool  # `loss` reads scores.reference
+    needs: frozenset[Need]
+    """The optional fields of `Scores` that `loss` reads. One that needs `values` is a term of the critic, scored by it alone:
+    nobody asks the vocabulary about its tokens."""
     world_model: bool  # counted as world-model gradient by the safeguard and the gradient statistics
 
     def replay_rows(self, fresh: Rows) -> int:

@@ -1,8 +1,9 @@
 """The learner as the training loop sees it.
 
     learner = Learner(ModelConfig(), vocab_size=tokenizer.size, pad_id=tokenizer.pad_id, eoa_id=tokenizer.eoa_id, seed=0)
-    learner.begin_phase("policy", LearnerConfig(), objectives, total_updates=150)
+    learner.begin_phase("policy", LearnerConfig(), objectives, 150, algorithm)
     for index in range(150):
+        rows = algorithm.compute(learner.look_up(rows, algorithm.needs))
         metrics = learner.update({"fresh": rows, "replay": replayed}, index)
         engine.adopt(version)                    # the engine samples from learner.model, the very module updated here
 
@@ -17,13 +18,15 @@ from transformers import PreTrainedModel
 
 from learner.batch import minibatches
 from learner.config import LearnerConfig, ModelConfig
-from learner.core import BoolArray, FloatArray, Objective, Rows, Stream, Update
+from learner.core import Algorithm, BoolArray, FloatArray, Need, Objective, Rows, Stream, Update
 from learner.model import load_weights, save_model
+from learner.network import policy_network
 from learner.rllib import ModelSource, UpdateData, learner_group, on_learners
 from learner.scoring import score
 from learner.state import load_state, save_state
 from learner.timing import Stopwatch
-from learner.update import Phase, Plan
+from learner.update import Phase, Plan, Updater
+from protos.errors import ConfigError
 from protos.seeding import generator
 from protos.telemetry import Metrics, merge_metrics, total
 
@@ -42,16 +45,40 @@ class Learner:
         """The Hugging Face causal LM, updated in place."""
         return self._local.lm
 
-    def begin_phase(
-        self, name: str, config: LearnerConfig, objectives: Sequence[Objective], total_updates: int
-    ) -> None:
-        """Train on `objectives` from here on, with a fresh optimizer and schedule of `total_updates`.
+    @property
+    def _updater(self) -> Updater:
+        assert self._local.updater is not None, "begin_phase comes first"
+        return self._local.updater
 
-        An objective that needs a reference policy gets the model as it is now.
+    def begin_phase(
+        self,
+        name: str,
+        config: LearnerConfig,
+        objectives: Sequence[Objective],
+        total_updates: int,
+        algorithm: Algorithm | None = None,
+    ) -> None:
+        """Train on `objectives` from here on, with fresh optimizers and a schedule of `total_updates`.
+
+        Where one of them or the `algorithm` needs a reference policy, it is the model as it is now; where one needs values, a
+        critic is made of it. ConfigError where no objective would train that critic.
         """
-        phase = Phase(name, config, tuple(objectives), total_updates)
+        looked_up = frozenset() if algorithm is None else algorithm.needs
+        if "values" in looked_up and not any("values" in objective.needs for objective in objectives):
+            raise ConfigError(
+                'the advantage estimator reads the values of a critic that no objective trains: add one with name = "value"'
+            )
+        phase = Phase(name, config, tuple(objectives), total_updates, looked_up)
         on_learners(self._group, lambda learner: learner.begin_phase(phase))
         self._phase = phase
+
+    def look_up(self, rows: Rows, needs: frozenset[Need]) -> Rows:
+        """`rows` with the columns that an advantage estimator `needs`; no forward pass where it needs none.
+
+        `reference` (N,): log-probabilities of action tokens under the reference policy, 0 elsewhere. `values` (N,): the
+        critic's, at the position before each action token and at the last of each row, 0 elsewhere.
+        """
+        return self._updater.lookups.fill(rows, needs)
 
     def update(self, update: Update, index: int) -> Metrics:
         """Train once on `update` (rows by source), as update `index` (from 0) of the phase.
@@ -68,7 +95,7 @@ class Learner:
 
     def score(self, rows: Rows, wanted: BoolArray, token_budget: int = 4096) -> FloatArray:
         """(N,) log-probabilities of the `wanted` (N,) tokens of `rows` under the current weights, 0 elsewhere."""
-        return score(self.model, rows, wanted, token_budget)
+        return score(policy_network(self.model), rows, wanted, token_budget)
 
     def save(self, folder: Path) -> None:
         """Write the model as a Hugging Face folder, and the phase's optimizer state below it."""
@@ -82,8 +109,7 @@ class Learner:
 
     def restore(self, folder: Path) -> None:
         """Go on where `save` left off; the phase that was saved must have begun again."""
-        assert self._local.updater is not None, "begin_phase comes before restore"
-        load_state(self._local.updater, folder)
+        load_state(self._updater, folder)
         load_weights(self.model, folder)
 
     def plan(self, update: Update, index: int) -> tuple[Plan, Metrics]:
@@ -98,5 +124,6 @@ class Learner:
             streams += [(number, stream) for stream in own]
             metrics.append(measured)
         rng = generator(self._seed, "learner", phase.name, index, "minibatches")
-        parts = minibatches([stream for _, stream in streams], phase.config.minibatches, rng)
-        return Plan(index, tuple(streams), tuple(tuple(part) for part in parts)), merge_metrics(metrics)
+        scored = [stream for _, stream in streams]
+        epochs = [minibatches(scored, phase.config.minibatches, rng) for _ in range(phase.config.epochs)]
+        return Plan(index, tuple(streams), tuple(tuple(map(tuple, epoch)) for epoch in epochs)), merge_metrics(metrics)

@@ -50,6 +50,21 @@ def load_model(folder: Path) -> PreTrainedModel:
     return model.eval()
 
 
+def decoder(model: PreTrainedModel) -> nn.Module:
+    """The trunk: called with `input_ids` (R, T) and `use_cache=False`, it gives `last_hidden_state` (R, T, H)."""
+    return model.base_model
+
+
+@contextmanager
+def training(model: nn.Module) -> Iterator[None]:
+    """Around gradient work: the model is in train mode within, in eval mode before and after."""
+    model.train()
+    try:
+        yield
+    finally:
+        model.eval()
+
+
 def output_head(model: PreTrainedModel) -> nn.Module:
     """The layer that makes logits of hidden states."""
     head = model.get_output_embeddings()

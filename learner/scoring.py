@@ -1,31 +1,27 @@
-"""From rows to log-probabilities: the trunk runs on padded micro-batches, the output matrix on scored tokens alone.
+"""From rows to scores: the trunk runs on padded micro-batches, the layers on it on scored tokens alone.
 
-    micro = pad(rows, row_ids)                  # (R, T) token ids, padded right
-    hidden = trunk(model, micro)                # (R * T, H)
-    tokens = scored_tokens(micro, terms)        # M of them: where the weight of any term is not 0
-    losses, metrics = score_terms(model, micro, tokens, hidden[tokens.slots], terms)
+    micro = pad(rows, row_ids)                                   # (R, T) token ids, padded right
+    hidden = trunk(network, micro)                               # (R * T, H)
+    tokens = scored_tokens(micro, terms)                         # M of them: where the weight of any term is not 0
+    losses, metrics = score_terms(network, micro, tokens, hidden[tokens.slots], terms)
 
 Logits exist for scored tokens only, never as an (R, T, V) tensor. Padding is told by length: rows are causal and padded on
 the right, so no real token attends to it and no mask is needed, whatever its id.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
-from transformers import PreTrainedModel
 
-from learner.batch import micro_batches
-from learner.core import BoolArray, FloatArray, IntArray, Objective, Rows, Scores, Stream
-from learner.model import output_head
+from learner.batch import micro_batches, span_tokens
+from learner.core import BoolArray, FloatArray, IntArray, Need, Objective, Rows, Scores, Stream
+from learner.network import Network
+from learner.vocabulary import Tokens, predict, probe
 from protos.errors import NonFiniteError
 from protos.telemetry import Metrics, merge_metrics
-
-PROBE_TOKENS = 4096  # logits held at once where no gradient is wanted
-RULED_OUT = -1e9  # logit of an inadmissible token: its probability is exactly 0, its p log p too (with -inf it is NaN)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,6 +30,22 @@ class Term:
 
     objective: Objective
     stream: Stream
+
+    @property
+    def critic(self) -> bool:
+        """It trains the critic: it reads values, and no log-probability (those of its scores are NaN)."""
+        return "values" in self.objective.needs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fixed:
+    """Log-probabilities (N,) of one set of rows that stand still during an update, where a term reads them."""
+
+    reference: FloatArray | None = None  # of the reference policy
+    proximal: FloatArray | None = None  # of the model as the update began
+
+
+NOTHING_FIXED = Fixed()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,15 +62,6 @@ class MicroBatch:
         return self.token_ids.numel()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Tokens:
-    """The M scored tokens of a micro-batch, in order."""
-
-    flat: IntArray  # (M,) positions in the flat arrays of the rows
-    slots: Tensor  # (M,) r * T + t - 1: where the logits that score the token are
-    targets: Tensor  # (M,) the token's id
-
-
 def pad(rows: Rows, row_ids: IntArray, device: torch.device | str = "cpu") -> MicroBatch:
     """The rows `row_ids` as one padded batch on `device`."""
     start = rows.row_start[row_ids]
@@ -72,10 +75,9 @@ def pad(rows: Rows, row_ids: IntArray, device: torch.device | str = "cpu") -> Mi
     return MicroBatch(rows, torch.from_numpy(token_ids).to(device), flat, row * width + column)
 
 
-def trunk(model: PreTrainedModel, micro: MicroBatch) -> Tensor:
+def trunk(network: Network, micro: MicroBatch) -> Tensor:
     """(R * T, H) last hidden states."""
-    hidden = model.base_model(input_ids=micro.token_ids, use_cache=False).last_hidden_state
-    return hidden.flatten(0, 1)
+    return network.hidden(micro.token_ids)
 
 
 def scored_tokens(micro: MicroBatch, terms: Sequence[Term]) -> Tokens:
@@ -87,34 +89,32 @@ def scored_tokens(micro: MicroBatch, terms: Sequence[Term]) -> Tokens:
 
 
 def score_terms(
-    model: PreTrainedModel,
+    network: Network,
     micro: MicroBatch,
     tokens: Tokens,
     hidden: Tensor,
     terms: Sequence[Term],
-    reference: FloatArray | None = None,
+    fixed: Fixed = NOTHING_FIXED,
 ) -> tuple[list[Tensor], Metrics]:
-    """Loss of each of the `terms` (scalars, differentiable in `hidden` (M, H) and the output matrix), and their metrics.
+    """Loss of each of the `terms` (scalars, differentiable in `hidden` (M, H) and the layers on it), and their metrics.
 
-    `reference`: log-probabilities (N,) under the reference policy. Raises NonFiniteError naming the rows of a loss that is
-    not a finite number.
+    Terms of the critic read values alone; the vocabulary is not asked about tokens that only they score. Raises
+    NonFiniteError naming the rows of a loss that is not a finite number.
     """
     device = hidden.device
     weights = [term.stream.weights[tokens.flat] for term in terms]
     places = [torch.from_numpy(np.flatnonzero(weight)).to(device) for weight in weights]
-    keeps, log_probs, entropy = _log_probs(model, micro.rows, tokens, hidden, terms, places)
+    predictions = iter(_predict(network, micro.rows, tokens, hidden, terms, places))
     losses, metrics = [], []
-    for term, weight, place, keep in zip(terms, weights, places, keeps, strict=True):
-        own = log_probs.index_select(0, place)
+    for term, weight, place in zip(terms, weights, places, strict=True):
         flat = tokens.flat[weight != 0]
-        scores = Scores(
-            log_probs=own if keep is None else torch.where(keep, own, own.detach()),
-            entropy=entropy.index_select(0, place) if entropy is not None and term.objective.uses_entropy else None,
-            behaviour=torch.from_numpy(micro.rows.log_probs[flat]).to(device),
-            advantages=torch.from_numpy(micro.rows.advantages[flat]).to(device),
-            reference=_at(reference, flat, device) if term.objective.uses_reference else None,
-            source=term.stream.source,
-        )
+        scores = _columns(term, flat, fixed, device)
+        if term.critic:
+            assert network.value is not None, "a term that needs values is scored by a network with a value layer"
+            scores = replace(scores, values=network.value(hidden.index_select(0, place)))
+        else:
+            log_probs, entropy = next(predictions)
+            scores = replace(scores, log_probs=log_probs, entropy=entropy)
         own_weight = torch.from_numpy(weight[weight != 0]).to(device)
         loss, measured = term.objective.loss(scores, own_weight)
         if not torch.isfinite(loss):
@@ -125,18 +125,54 @@ def score_terms(
 
 
 @torch.no_grad()
-def score(model: PreTrainedModel, rows: Rows, wanted: BoolArray, token_budget: int) -> FloatArray:
+def score(network: Network, rows: Rows, wanted: BoolArray, token_budget: int) -> FloatArray:
     """(N,) log-probabilities of the `wanted` (N,) tokens, 0 elsewhere. No gradient; rows without a wanted token are skipped.
 
     The first token of a row has nothing before it to be predicted from: it cannot be wanted.
     """
+    assert network.vocabulary is not None, "a network without a vocabulary gives no log-probabilities"
     log_probs = np.zeros(rows.tokens, np.float32)
-    before = np.concatenate([[0], np.cumsum(wanted)])[rows.row_start]
-    for ids in micro_batches(rows, np.flatnonzero(np.diff(before)), token_budget):
-        micro = pad(rows, ids, model.device)
+    for ids in micro_batches(rows, np.flatnonzero(rows_with(rows, wanted)), token_budget):
+        micro = pad(rows, ids, network.device)
         tokens = _select(micro, wanted[micro.flat])
-        log_probs[tokens.flat] = _probe(model, rows, tokens, trunk(model, micro)[tokens.slots]).cpu().numpy()
+        own = probe(network.vocabulary, rows, tokens, trunk(network, micro)[tokens.slots])
+        log_probs[tokens.flat] = own.float().cpu().numpy()
     return log_probs
+
+
+@torch.no_grad()
+def prefix_values(network: Network, rows: Rows, wanted: BoolArray, token_budget: int) -> FloatArray:
+    """(N,) the critic's values of the prefixes that end with the `wanted` (N,) tokens, 0 elsewhere. No gradient."""
+    assert network.value is not None, "a network without a value layer gives no values"
+    values = np.zeros(rows.tokens, np.float32)
+    for ids in micro_batches(rows, np.flatnonzero(rows_with(rows, wanted)), token_budget):
+        micro = pad(rows, ids, network.device)
+        chosen = wanted[micro.flat]
+        slots = torch.from_numpy(micro.slots[chosen]).to(network.device)
+        values[micro.flat[chosen]] = network.value(trunk(network, micro)[slots]).float().cpu().numpy()
+    return values
+
+
+def rows_with(rows: Rows, wanted: BoolArray) -> BoolArray:
+    """(R,) whether a row holds any of the `wanted` (N,) tokens."""
+    return np.diff(np.concatenate([[0], np.cumsum(wanted)])[rows.row_start]) > 0
+
+
+def action_tokens(rows: Rows) -> BoolArray:
+    """(N,) whether a token belongs to an action."""
+    mask = np.zeros(rows.tokens, np.bool_)
+    mask[span_tokens(rows.action)[1]] = True
+    return mask
+
+
+def owners(rows: Rows, flat: IntArray) -> IntArray:
+    """(M,) the transition whose action holds each of the tokens `flat`, -1 outside actions."""
+    order = np.lexsort((rows.action[:, 1], rows.action[:, 0]))
+    if not len(order):
+        return np.full(len(flat), -1)
+    owner = order[np.searchsorted(rows.action[order, 0], flat, side="right") - 1]
+    inside = (rows.action[owner, 0] <= flat) & (flat < rows.action[owner, 1])
+    return np.where(inside, owner, -1)
 
 
 def _select(micro: MicroBatch, scored: BoolArray) -> Tokens:
@@ -148,91 +184,41 @@ def _select(micro: MicroBatch, scored: BoolArray) -> Tokens:
     return Tokens(micro.flat[scored], at - 1, micro.token_ids.flatten()[at])
 
 
-def _log_probs(
-    model: PreTrainedModel, rows: Rows, tokens: Tokens, hidden: Tensor, terms: Sequence[Term], places: Sequence[Tensor]
-) -> tuple[list[Tensor | None], Tensor, Tensor | None]:
-    """Each term's mask of tokens to keep (None: all), log-probabilities (M,), and entropies (M,) if any term reads them.
-
-    Tokens that only terms with a `keep` score are probed first, without gradient. The differentiable head then runs on
-    the tokens that are left; the others stay with the log-probability of the probe.
-    """
-    prunes = [term.objective.keep(hidden.new_empty(0)) is not None for term in terms]
-    needed = torch.zeros(len(hidden), dtype=torch.bool, device=hidden.device)
-    with_entropy = torch.zeros_like(needed)
-    for term, place, prunable in zip(terms, places, prunes, strict=True):
-        needed[place] |= not prunable
-        if term.objective.uses_entropy:
-            with_entropy[place] = True
-    values = hidden.new_zeros(len(hidden))
-    keeps: list[Tensor | None] = [None] * len(terms)
-    if any(prunes):
-        asked = torch.zeros_like(needed)
-        for place, prunable in zip(places, prunes, strict=True):
-            asked[place] |= prunable
-        values[asked] = _probe(model, rows, _subset(tokens, asked), hidden.detach()[asked])
-        keeps = [term.objective.keep(values[place]) for term, place in zip(terms, places, strict=True)]
-        for place, keep in zip(places, keeps, strict=True):
-            if keep is not None:
-                needed[place[keep]] = True
-    entropy = hidden.new_zeros(len(hidden)) if with_entropy.any() else None
-    for chosen, entropic in ((needed & with_entropy, True), (needed & ~with_entropy, False)):
-        index = chosen.nonzero().squeeze(1)
-        if len(index):
-            own, own_entropy = _head(model, rows, _subset(tokens, chosen), hidden.index_select(0, index), entropic)
-            values = values.index_copy(0, index, own)
-            if entropy is not None and own_entropy is not None:
-                entropy = entropy.index_copy(0, index, own_entropy)
-    return keeps, values, entropy
+def _predict(
+    network: Network, rows: Rows, tokens: Tokens, hidden: Tensor, terms: Sequence[Term], places: Sequence[Tensor]
+) -> list[tuple[Tensor, Tensor | None]]:
+    """Log-probabilities and entropies for each of the terms that read them, in order."""
+    own = [i for i, term in enumerate(terms) if not term.critic]
+    if not own:
+        return []
+    assert network.vocabulary is not None, (
+        "a term that reads log-probabilities is scored by a network with a vocabulary"
+    )
+    objectives, own_places = [terms[i].objective for i in own], [places[i] for i in own]
+    return predict(network.vocabulary, rows, tokens, hidden, objectives, own_places)
 
 
-def _probe(model: PreTrainedModel, rows: Rows, tokens: Tokens, hidden: Tensor) -> Tensor:
-    """(M,) log-probabilities without gradient, a few thousand tokens at a time."""
-    with torch.no_grad():
-        parts = [
-            _head(
-                model, rows, _subset(tokens, slice(i, i + PROBE_TOKENS)), hidden[i : i + PROBE_TOKENS], entropic=False
-            )[0]
-            for i in range(0, len(hidden), PROBE_TOKENS)
-        ]
-    return torch.cat(parts) if parts else hidden.new_empty(0)
+def _columns(term: Term, flat: IntArray, fixed: Fixed, device: torch.device) -> Scores:
+    """What is known of the tokens `flat` (M,) of a term before the model is asked; log-probabilities are NaN."""
+    rows, needs = term.stream.rows, term.objective.needs
 
+    def column(values: FloatArray | IntArray) -> Tensor:
+        return torch.from_numpy(values).to(device)
 
-def _head(
-    model: PreTrainedModel, rows: Rows, tokens: Tokens, hidden: Tensor, entropic: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Log-probabilities (m,) of `tokens` given hidden states (m, H), and entropies (m,) in nats if asked."""
-    logits = output_head(model)(hidden).float()
-    forbidden = _forbidden(rows, tokens.flat, logits)
-    if forbidden is not None:
-        logits = logits.masked_fill(forbidden, RULED_OUT)
-    if not entropic:
-        return -F.cross_entropy(logits, tokens.targets, reduction="none"), None
-    all_log_probs = F.log_softmax(logits, dim=-1)
-    own = all_log_probs.gather(1, tokens.targets.unsqueeze(1)).squeeze(1)
-    return own, -(all_log_probs.exp() * all_log_probs).sum(-1)
+    def optional(values: FloatArray | None, at: IntArray, need: Need) -> Tensor | None:
+        return None if values is None or need not in needs else column(values[at])
 
-
-def _forbidden(rows: Rows, flat: IntArray, logits: Tensor) -> Tensor | None:
-    """(m, V) mask of the ids that constrained decoding did not admit; None where every token was free."""
-    if rows.allowed_start is None or rows.allowed_ids is None:
-        return None
-    first, size = rows.allowed_start[flat], np.diff(rows.allowed_start)[flat]
-    if not size.any():
-        return None
-    token = np.repeat(np.arange(len(flat)), size)
-    entry = np.arange(len(token)) - np.repeat(np.cumsum(size) - size, size) + first[token]
-    forbidden = np.broadcast_to((size > 0)[:, None], tuple(logits.shape)).copy()
-    forbidden[token, rows.allowed_ids[entry]] = False
-    return torch.from_numpy(forbidden).to(logits.device)
-
-
-def _subset(tokens: Tokens, chosen: Tensor | slice) -> Tokens:
-    flat = tokens.flat[chosen if isinstance(chosen, slice) else chosen.cpu().numpy()]
-    return Tokens(flat, tokens.slots[chosen], tokens.targets[chosen])
-
-
-def _at(values: FloatArray | None, flat: IntArray, device: torch.device) -> Tensor | None:
-    return None if values is None else torch.from_numpy(values[flat]).to(device)
+    return Scores(
+        log_probs=torch.full((len(flat),), torch.nan, device=device),
+        behaviour=column(rows.log_probs[flat]),
+        advantages=column(rows.advantages[flat]),
+        transition=column(owners(rows, flat)),
+        reference=optional(fixed.reference, flat, "reference"),
+        proximal=optional(fixed.proximal, flat, "proximal"),
+        old_values=optional(rows.values, flat - 1, "values"),
+        value_targets=optional(rows.value_targets, flat, "values"),
+        source=term.stream.source,
+    )
 
 
 def _non_finite(term: Term, scores: Scores, weights: Tensor, flat: IntArray) -> NonFiniteError:
@@ -242,8 +228,7 @@ def _non_finite(term: Term, scores: Scores, weights: Tensor, flat: IntArray) -> 
     culprits = []
     for candidate in np.unique(row):
         own = torch.from_numpy(row == candidate).to(weights.device)
-        alone = _only(scores, own)
-        if not torch.isfinite(term.objective.loss(alone, weights[own])[0]):
+        if not torch.isfinite(term.objective.loss(_only(scores, own), weights[own])[0]):
             culprits.append(int(candidate))
     groups = sorted({int(group) for group in rows.group[np.isin(rows.row, culprits)]})
     return NonFiniteError(
@@ -252,12 +237,6 @@ def _non_finite(term: Term, scores: Scores, weights: Tensor, flat: IntArray) -> 
 
 
 def _only(scores: Scores, chosen: Tensor) -> Scores:
-    """The scores of the tokens where `chosen` (M,) is true."""
-    return Scores(
-        log_probs=scores.log_probs[chosen],
-        entropy=None if scores.entropy is None else scores.entropy[chosen],
-        behaviour=scores.behaviour[chosen],
-        advantages=scores.advantages[chosen],
-        reference=None if scores.reference is None else scores.reference[chosen],
-        source=scores.source,
-    )
+    """The scores of the tokens where `chosen` (M,) is true: every column, whichever there are."""
+    columns = {field.name: getattr(scores, field.name) for field in fields(scores)}
+    return replace(scores, **{name: value[chosen] for name, value in columns.items() if isinstance(value, Tensor)})

@@ -1,7 +1,8 @@
 """What a learner needs beside its weights to go on exactly where it was: optimizer state as safetensors and JSON, no pickle.
 
     trainer/optimizer.safetensors     "<optimizer>/<parameter number>/<buffer>"
-    trainer/reference.safetensors     the reference policy, where an objective uses one
+    trainer/reference.safetensors     trainable parameters of the reference policy, where the phase has one
+    trainer/critic.safetensors        what the critic owns, where the phase has one
     trainer/state.json                phase, and the settings that the state belongs to
 
 Learning rates and random numbers are functions of the update's number: they have no state.
@@ -15,8 +16,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from torch.optim import Optimizer
-from transformers import PreTrainedModel
 
+from learner.critic import Critic
+from learner.reference import copy_by_name
 from learner.update import Updater
 from protos.errors import DataError
 
@@ -29,7 +31,9 @@ def save_state(updater: Updater, folder: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     save_file(_buffers(updater.optimizers), target / "optimizer.safetensors")
     if updater.reference is not None:
-        save_file(_weights(updater.reference), target / "reference.safetensors")
+        save_file(updater.reference.state(), target / "reference.safetensors")
+    if updater.critic is not None:
+        save_file(_detached(updater.critic), target / "critic.safetensors")
     (target / "state.json").write_text(json.dumps(_identity(updater), indent=2) + "\n")
 
 
@@ -44,15 +48,18 @@ def load_state(updater: Updater, folder: Path) -> None:
             raise DataError(f"{folder} was saved with {name} = {saved.get(name)!r}, this run has {value!r}")
     _restore_buffers(updater.optimizers, load_file(source / "optimizer.safetensors"), folder)
     if updater.reference is not None:
-        updater.reference.load_state_dict(load_file(source / "reference.safetensors"), strict=False)
+        updater.reference.load(load_file(source / "reference.safetensors"))
+    if updater.critic is not None:
+        copy_by_name(_detached(updater.critic), load_file(source / "critic.safetensors"), "the critic")
 
 
 def _identity(updater: Updater) -> dict[str, object]:
     return {
         "phase": updater.phase.name,
+        "reference": updater.reference is not None,
+        "critic": None if updater.critic is None else updater.phase.config.critic.kind,
         "optimizers": sorted(updater.optimizers),
         "parameters": [list(p.shape) for p in updater.model.parameters()],
-        "reference": updater.reference is not None,
     }
 
 
@@ -78,6 +85,6 @@ def _restore_buffers(optimizers: Mapping[str, Optimizer], saved: Mapping[str, to
         optimizer.load_state_dict({"state": dict(by_optimizer[name]), "param_groups": fresh["param_groups"]})
 
 
-def _weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Parameters by name, each tied one once."""
-    return {name: parameter.detach().contiguous() for name, parameter in model.named_parameters()}
+def _detached(critic: Critic) -> dict[str, torch.Tensor]:
+    """What the critic owns by name: the tensors themselves."""
+    return {name: parameter.detach().contiguous() for name, parameter in critic.trainable().items()}

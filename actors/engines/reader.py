@@ -1,8 +1,8 @@
 """What the model has read of each episode: token ids, the KV cache, and the forwards that bring both together.
 
-A reader holds n rows, one an episode in progress. Tokens are first noted in the history (`extend`, `append`) and later read by
+A reader holds n rows, one an episode in progress. Tokens are first noted in the history (`place`, `append`) and later read by
 the model, as many at a time as there are (`prefill`, `feed`): left-padded, so that the last position is always the one
-whose logits are wanted.
+whose logits are wanted. A row whose context changes keeps what it has read up to the first difference.
 """
 
 from typing import Any
@@ -17,6 +17,7 @@ from protos.errors import ConfigError
 from protos.records import TokenIds
 
 Rows = NDArray[np.int64]
+FORWARD_TOKENS = 16_384  # of one prefill, padding included: bounds its memory
 FORWARD_COST = 64  # what a forward costs beside its tokens, in tokens (measured: 1.2 ms against 18 us)
 
 
@@ -34,12 +35,15 @@ class Reader:
     def rows(self) -> int:
         return len(self._size)
 
-    def extend(self, row: int, tokens: TokenIds) -> None:
-        """Note the prompt `tokens` of one row."""
-        size = int(self._size[row])
-        self._reserve(size + len(tokens))
-        self._ids[row, size : size + len(tokens)] = tokens
-        self._size[row] += len(tokens)
+    def place(self, row: int, context: TokenIds) -> None:
+        """Let `context` be the history of one row; at least its last token is read (again), for its logits are wanted."""
+        size = len(context)
+        self._reserve(size)
+        agreed = self._ids[row, : min(int(self._read[row]), size - 1)]
+        different = np.flatnonzero(agreed != context[: len(agreed)])
+        self._read[row] = different[0] if len(different) else len(agreed)
+        self._ids[row, :size] = context
+        self._size[row] = size
 
     def append(self, rows: Rows, tokens: TokenIds) -> None:
         """Note one sampled token of each of `rows`."""
@@ -110,7 +114,8 @@ class Reader:
 
     def _prefill_distinct(self) -> Tensor:
         """Rows of similar length share a forward: rows with much to read would make the others pay for padding."""
-        groups = split_by_length(self._size - self._read, FORWARD_COST)
+        unread = self._size - self._read
+        groups = [part for rows in split_by_length(unread, FORWARD_COST) for part in _within_budget(rows, unread)]
         if len(groups) == 1:
             return self.feed(groups[0])
         logits = torch.cat([self.feed(rows) for rows in groups])
@@ -154,3 +159,9 @@ def split_by_length(lengths: Rows, forward_cost: int) -> list[Rows]:
         groups.append(np.flatnonzero((lengths >= values[cut[end]]) & (lengths <= values[end - 1])))
         end = cut[end]
     return groups
+
+
+def _within_budget(rows: Rows, lengths: Rows) -> list[Rows]:
+    """`rows` in runs that one forward of FORWARD_TOKENS holds, at least one row each."""
+    size = max(1, FORWARD_TOKENS // int(lengths[rows].max()))
+    return [rows[start : start + size] for start in range(0, len(rows), size)]

@@ -1,8 +1,8 @@
 """The `transformers` engine: batched sampling in process, from the very module that the learner trains.
 
-A session keeps its KV cache across turns. One turn is a prefill of what is new (the last sampled token of the turn
-before and the observation), then one forward a token over the rows that are not done; the token that ends a reply costs
-no forward of its own.
+A session keeps its KV cache across turns, as far as a row's next context agrees with what it has read. One turn is a prefill
+of what is new (under an `append` prompt the last sampled token of the turn before and the observation), then one forward
+a token over the rows that are not done; the token that ends a reply costs no forward of its own.
 
 After an update `adopt` names the new weights: a session in progress then reads its rows again from the start, because
 keys and values of old weights are worth nothing, and goes on as a fresh engine would from the same tokens.
@@ -79,14 +79,14 @@ class TransformersSession:
         self._adoptions = engine.adoptions
 
     def reply(
-        self, rows: Sequence[int], new_tokens: Sequence[TokenIds], allowed: Sequence[Sequence[TokenIds]] | None = None
+        self, rows: Sequence[int], contexts: Sequence[TokenIds], allowed: Sequence[Sequence[TokenIds]] | None = None
     ) -> list[Reply]:
         """See `actors.core.Session.reply`. `rows` are distinct, and never come back once they were left out."""
         if self._sampling.constrained and allowed is None:
             raise ValueError("sampling is constrained: `allowed` has to list the admissible replies")
         self._keep(rows)
-        for place, tokens in enumerate(new_tokens):
-            self._reader.extend(place, tokens)
+        for place, context in enumerate(contexts):
+            self._reader.place(place, context)
         if self._adoptions != self._engine.adoptions:
             self._reader.forget()
             self._adoptions = self._engine.adoptions
@@ -118,8 +118,8 @@ class TransformersSession:
         self._rows = np.array(rows, dtype=np.int64)
 
     def _sample(self, allowed: Sequence[Sequence[TokenIds]] | None) -> list[Reply]:
-        stop = self._engine.tokenizer.eoa_id
-        tries = [TokenTrie(replies, stop) for replies in allowed] if allowed is not None else None
+        stops = self._engine.tokenizer.stop_ids
+        tries = [TokenTrie(replies, stops[0]) for replies in allowed] if allowed is not None else None
         turn = Turn(len(self._rows), self._sampling.max_reply_tokens, tries)
         logits = self._reader.prefill()
         live = np.arange(len(self._rows))
@@ -129,7 +129,7 @@ class TransformersSession:
                 logits = admit(logits, admissible)
             tokens = turn.record(live, draw(logits, self._uniforms.next(self._rows[live]), self._sampling))
             self._reader.append(live, tokens)
-            live = live[tokens != stop]
+            live = live[~np.isin(tokens, stops)]
             if turn.full or not len(live):
-                return turn.replies(self._engine.version, stop)
+                return turn.replies(self._engine.version, stops)
             logits = self._reader.feed(live)

@@ -50,13 +50,13 @@ class Turn:
                 self._nodes[row] = self._nodes[row].next[token]
         return ids
 
-    def replies(self, version: Version, stop: int) -> list[Reply]:
+    def replies(self, version: Version, stops: Sequence[int]) -> list[Reply]:
         return [
             Reply(
                 token_ids=self._ids[row, :n],
                 log_probs=self._log_probs[row, :n],
                 entropies=self._entropies[row, :n],
-                stop=Stop.STOP if self._ids[row, n - 1] == stop else Stop.LENGTH,
+                stop=Stop.STOP if self._ids[row, n - 1] in stops else Stop.LENGTH,
                 versions=((n, version),),
                 allowed=tuple(self._allowed[row]) if self._nodes is not None else None,
             )

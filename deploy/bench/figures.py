@@ -1,7 +1,10 @@
 """What every figure of `tandem bench` means, and the bar that it has to clear."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NamedTuple
+
+CONFIGS = Path(__file__).parents[1] / "configs" / "algorithms"
 
 Figures = dict[str, float | None]
 """One benchmark's result, flat; None where a figure cannot be had on this machine."""
@@ -52,6 +55,8 @@ ROLLOUT = {
     "turns": Figure("mean turns of a game"),
 }
 
+ALGORITHMS = sorted(path.stem for path in CONFIGS.glob("*.toml") if path.stem != "grpo")
+
 LEARNER = {
     "tokens_per_s": Figure("trained tokens/s, policy and world-model term, through RLlib"),
     "vs_bare_torch": Figure("over a bare torch loop's on the same micro-batches and losses", least=0.9),
@@ -62,6 +67,15 @@ LEARNER = {
     "paw_skipping_overhead": Figure("added update time where the policy alone skips zero-advantage rows"),
     "paw_replay_overhead": Figure("added update time of the replayed rows"),
     "safeguard_overhead": Figure("added update time of wm_max_grad_ratio"),
+    **{
+        f"{name}_vs_grpo": Figure(
+            f"an update of configs/algorithms/{name}.toml over GRPO's, everything it needs included"
+        )
+        for name in ALGORITHMS
+    },
+    "append_tokens_per_step": Figure("tokens trained on for each environment step, `append` prompt"),
+    "window_tokens_per_step": Figure("the same episodes under the `window` prompt, last two steps"),
+    "append_vs_window": Figure("how many times fewer tokens `append` takes"),
     "update_seconds": Figure("CPU seconds of an update, both terms"),
     "rollout_seconds": Figure("CPU seconds of the rollout that made the batch"),
     "update_peak_mib": Figure("peak tensor memory of an update, MiB"),

@@ -1,4 +1,5 @@
-"""`tandem bench learner`: the learner beside a bare torch loop, and what the world-model term costs.
+"""`tandem bench learner`: the learner beside a bare torch loop, and what the world-model term, each algorithm and each prompt
+cost.
 
 All arms train the very same batch: one rollout of the main job by a trained policy. The learning rate is 1e-9, so that
 every repeat finds the same weights. The term's cost is taken at equal rows: the policy term alone then trains zero-
@@ -12,13 +13,14 @@ state: exact, and free of the allocator's and the process's own noise.
 import os
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from torch.autograd.profiler import profile
 
+from deploy.bench import algorithms, layouts
 from deploy.bench.bare import BareLoop
 from deploy.bench.figures import Figures
 from deploy.bench.measure import Seconds, added, interleave, median, ratio, standard_error
@@ -92,7 +94,10 @@ def run(
     both = Arm(policy, EQUAL, {"fresh": batch.fresh}, UNSKIPPED, FRESH_PAW)
     seconds = interleave({"policy": plain, "policy + paw": both}, rounds, console)
     sides = _sides(policy, batch, both, side_rounds, console)
-    return _overhead(seconds, sides["rollout"]) | _memory(plain, both) | _ratios(sides) | _about(batch, both, seconds)
+    figures = _overhead(seconds, sides["rollout"]) | _memory(plain, both) | _ratios(sides)
+    figures |= algorithms.measure(policy, batch.fresh, side_rounds, console)
+    figures |= layouts.measure(policy, [lease.key.task_id for lease in batch.leases])
+    return figures | _about(batch, both, seconds)
 
 
 def make_batch(policy: Policy) -> Batch:
@@ -106,7 +111,7 @@ def make_batch(policy: Policy) -> Batch:
     for group in groups:
         replay.append_group(group)
     fresh = pack(replay.sample_policy(len(groups)))
-    fresh = replace(fresh, advantages=plugins.load("advantages", config.training.advantages).compute(fresh))
+    fresh = plugins.load("advantages", config.training.advantages).compute(fresh)
     wanted = plugins.load("objectives", PAW).replay_rows(fresh)
     replayed = pack_world(replay.sample_world(wanted, generator(config.seed, "bench", "replay")))
     return Batch(leases, fresh, replayed, reduce_metrics([metrics])["rollout/success"])

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from actors.demonstrations import demonstrate
 from actors.rollout import play
 from deploy.config import RunConfig, WarmStart
 from deploy.console import Console
@@ -65,7 +64,7 @@ class Policy:
 def prepare(console: Console, checkpoint: Path | None = None, config: RunConfig = QUICK) -> Policy:
     """The policy of `checkpoint` (a run folder or a checkpoint folder), or of the quick warm start in `config`."""
     if checkpoint is not None:
-        _, loaded, world, learner = open_checkpoint(checkpoint, ["threads=1"])
+        _, loaded, world, learner = open_checkpoint(str(checkpoint), ["threads=1"])
         return Policy(loaded, world, learner)
     world = build_world(config)
     policy = Policy(config, world, build_learner(config, world.tokenizer))
@@ -76,7 +75,7 @@ def prepare(console: Console, checkpoint: Path | None = None, config: RunConfig 
 def _warm_start(policy: Policy, console: Console) -> None:
     settings, world, seed = policy.config.warm_start, policy.world, policy.config.seed
     tasks = world.tasks("train", derive_seed(seed, "demonstrations"), 0, settings.demonstrations)
-    shown = demonstrate(tasks, world.module, world.config, world.prompt, derive_seed(seed, "demonstrator"))
+    shown = world.demonstrate(tasks, derive_seed(seed, "demonstrator"))
     objectives = [plugins.load("objectives", spec) for spec in settings.objectives]
     policy.learner.begin_phase("warm_start", settings.learner, objectives, settings.updates)
     with console.phase("quick warm start", settings.updates) as phase:

@@ -15,7 +15,7 @@ from deploy.report.scales import Point, Series
 
 SPLIT_PARTS = 5
 """Parts of the time that are named; the rest is one part."""
-LEARNER_PARTS = ("weigh", "reference", "pack", "forward", "backward", "step")
+LEARNER_PARTS = ("weigh", "reference", "proximal", "pack", "forward", "backward", "step")
 """Those of `learner/seconds/` that exclude each other."""
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from learner import selection
-from learner.core import Rows, Scores, Stream, Update
+from learner.core import Need, Rows, Scores, Stream, Update
 from learner.selection import Choice, Choices, Scale, WorldObjective
 from protos.telemetry import Metrics, mean, total
 
@@ -33,8 +33,7 @@ class Config(BaseModel):
 
 class NextObservation:
     name = "next_observation"
-    uses_entropy = False
-    uses_reference = False
+    needs: frozenset[Need] = frozenset()
     world_model = True
 
     def __init__(self, config: Config) -> None:

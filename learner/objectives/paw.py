@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from learner.core import BoolArray, Rows, Scores, Stream, Update
+from learner.core import BoolArray, Need, Rows, Scores, Stream, Update
 from learner.selection import (
     Choice,
     Choices,
@@ -58,8 +58,7 @@ class Config(BaseModel):
 
 class Paw:
     name = "paw"
-    uses_entropy = False
-    uses_reference = False
+    needs: frozenset[Need] = frozenset()
     world_model = True
 
     def __init__(self, config: Config) -> None:

@@ -50,8 +50,7 @@ class Placebo:
 
     def __init__(self, term: WorldObjective) -> None:
         self.term = term
-        self.uses_entropy = term.uses_entropy
-        self.uses_reference = term.uses_reference
+        self.needs = term.needs
 
     def replay_rows(self, fresh: Rows) -> int:
         return self.term.replay_rows(fresh)

@@ -6,7 +6,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from learner.batch import token_weights
-from learner.core import Objective, Rows, Scores, Stream, Update
+from learner.core import Need, Objective, Rows, Scores, Stream, Update
 from learner.selection import without_empty
 from protos.telemetry import Metrics, mean, total
 
@@ -23,8 +23,7 @@ class Config(BaseModel):
 
 class Supervised:
     name = "supervised"
-    uses_entropy = False
-    uses_reference = False
+    needs: frozenset[Need] = frozenset()
     world_model = False
 
     def __init__(self, config: Config) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from learner.config import ModelConfig
-from learner.core import Rows, Scores, Stream, Update
+from learner.core import Need, Rows, Scores, Stream, Update
 from learner.model import build_model
 from protos.telemetry import Metrics, mean, total
 
@@ -54,6 +54,8 @@ def make_rows(seed: int = 0, count: int = 6, groups: int = 3, turns: int = 3) ->
         entropy=rng.random(transitions).astype(np.float32),
         world=np.array([stop > start for start, stop in observation]),
         valid=np.ones(transitions, bool),
+        terminated=np.append(np.diff(rows) > 0, True),
+        cut=np.zeros(transitions, bool),
         reward=np.zeros(transitions, np.float32),
         importance=np.ones(transitions, np.float32),
         state_key=("",) * transitions,
@@ -85,12 +87,8 @@ class Reinforce:
     world_model: bool = False
 
     @property
-    def uses_entropy(self) -> bool:
-        return self.bonus > 0
-
-    @property
-    def uses_reference(self) -> bool:
-        return self.kl > 0
+    def needs(self) -> frozenset[Need]:
+        return frozenset(need for need, used in (("entropy", self.bonus), ("reference", self.kl)) if used > 0)
 
     def replay_rows(self, fresh: Rows) -> int:
         return 0
@@ -120,8 +118,7 @@ class Observe:
     name: str = "observe"
     rho: float | None = None
     coefficient: float = 1.0
-    uses_entropy: bool = False
-    uses_reference: bool = False
+    needs: frozenset[Need] = frozenset()
     world_model: bool = True
 
     def replay_rows(self, fresh: Rows) -> int:

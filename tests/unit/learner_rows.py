@@ -1,11 +1,27 @@
 """Records for the learner's tests, and a model whose losses can be written by hand: a token given the one before."""
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 import torch
 
-from learner.batch import Part, micro_batches, minibatches
+from learner import plugins
+from learner.batch import Part, micro_batches, minibatches, pack, pack_demonstrations, pack_world
 from learner.core import Rows, Scores
-from protos.records import Episode, Group, GroupKey, Kind, Sequence, Span, Transition, Version
+from protos.records import (
+    Demonstration,
+    Episode,
+    Group,
+    GroupKey,
+    Kind,
+    Sequence,
+    Span,
+    Stop,
+    Transition,
+    Version,
+    WorldItem,
+)
 
 VOCABULARY = 11
 
@@ -68,6 +84,8 @@ def random_groups(seed: int, groups: int = 4, size: int = 3, turns: int = 4) -> 
                     "valid": bool(rng.random() < 0.8),
                     "reward": float(won and t == count - 1),
                     "state_key": f"s{rng.integers(3)}",
+                    "terminated": won and t == count - 1,
+                    "stop": Stop.LENGTH if rng.random() < 0.2 else Stop.STOP,
                 }
                 for t in range(count)
             ]
@@ -76,37 +94,80 @@ def random_groups(seed: int, groups: int = 4, size: int = 3, turns: int = 4) -> 
     return made
 
 
+def windows(one: Group) -> Group:
+    """The same episodes with window prompts: one Sequence a transition, [2 prompt tokens, action, glue, observation]."""
+    return replace(one, episodes=tuple(replace(played, sequences=_windows(played)) for played in one.episodes))
+
+
+def _windows(played: Episode) -> tuple[Sequence, ...]:
+    made = []
+    for sequence in played.sequences:
+        for t in sequence.transitions:
+            ids, start = sequence.token_ids, t.action.start - 2
+            glue = ids[start : start + 1]
+            tokens = np.concatenate([ids[start : t.action.stop], glue, ids[slice(*t.observation)]])
+            action = Span(2, 2 + t.action.length)
+            seen = Span(action.stop + 1, action.stop + 1 + t.observation.length)
+            made.append(Sequence(tokens, (replace(t, action=action, observation=seen),)))
+    return tuple(made)
+
+
 class Bigram:
-    """p(token n | token n - 1) from a table of logits: a model whose loss can be written as a double loop."""
+    """p(token n | token n - 1) from a table of logits: a model whose loss can be written as a double loop.
+
+    Its critic is a table too: the value of a prefix is that of its last token.
+    """
 
     def __init__(self, seed: int) -> None:
         table = torch.randn(VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         self.table = (table * 2).requires_grad_()
         self.reference = torch.log_softmax(table, -1)
+        self.proximal = torch.log_softmax(table * 1.5, -1)
+        self.value = table[0].clone().requires_grad_()
+        self.old_value = table[1].clone()
 
     def log_prob(self, before: int, token: int) -> torch.Tensor:
         return torch.log_softmax(self.table[before], -1)[token]
 
-    def gradient(self, loss: torch.Tensor) -> torch.Tensor:
+    def gradient(self, loss: torch.Tensor, of: torch.Tensor | None = None) -> torch.Tensor:
+        """With respect to the logits, or to another parameter."""
+        parameter = self.table if of is None else of
         if not loss.requires_grad:
-            return torch.zeros_like(self.table)
-        (gradient,) = torch.autograd.grad(loss, self.table, retain_graph=True, allow_unused=True)
-        return torch.zeros_like(self.table) if gradient is None else gradient
+            return torch.zeros_like(parameter)
+        (gradient,) = torch.autograd.grad(loss, parameter, retain_graph=True, allow_unused=True)
+        return torch.zeros_like(parameter) if gradient is None else gradient
+
+    def look_up(self, rows: Rows) -> Rows:
+        """`rows` with the reference's log-probabilities of action tokens and the old critic's values."""
+        reference = np.zeros(rows.tokens, np.float32)
+        for start, stop in rows.action:
+            for n in range(start, stop):
+                reference[n] = self.reference[int(rows.token_ids[n - 1]), int(rows.token_ids[n])]
+        values = self.old_value.numpy()[rows.token_ids].astype(np.float32)
+        return replace(rows, reference=reference, values=values)
 
     def scores(
         self, rows: Rows, weights: np.ndarray, positions: np.ndarray, source: str
     ) -> tuple[Scores, torch.Tensor]:
         """Of the tokens at `positions` those with a weight, as the learner scores them."""
         positions = positions[weights[positions] != 0]
-        before, token = rows.token_ids[positions - 1], rows.token_ids[positions]
-        logits = torch.log_softmax(self.table[torch.as_tensor(before.astype(np.int64))], -1)
-        picked = torch.arange(len(positions)), torch.as_tensor(token.astype(np.int64))
+        before = torch.as_tensor(rows.token_ids[positions - 1].astype(np.int64))
+        token = torch.as_tensor(rows.token_ids[positions].astype(np.int64))
+        logits = torch.log_softmax(self.table[before], -1)
+        picked = torch.arange(len(positions)), token
         made = Scores(
             log_probs=logits[picked],
-            entropy=-(logits.exp() * logits).sum(-1),
             behaviour=torch.as_tensor(rows.log_probs[positions].astype(np.float64)),
             advantages=torch.as_tensor(rows.advantages[positions].astype(np.float64)),
-            reference=self.reference[torch.as_tensor(before.astype(np.int64))][picked],
+            transition=torch.as_tensor(owner_of(rows)[positions]),
+            entropy=-(logits.exp() * logits).sum(-1),
+            reference=self.reference[before, token],
+            proximal=self.proximal[before, token],
+            values=self.value[before],
+            old_values=None if rows.values is None else torch.as_tensor(rows.values[positions - 1].astype(np.float64)),
+            value_targets=None
+            if rows.value_targets is None
+            else torch.as_tensor(rows.value_targets[positions].astype(np.float64)),
             source=source,
         )
         return made, torch.as_tensor(weights[positions].astype(np.float64))
@@ -134,7 +195,15 @@ def drop(objective, scores: Scores) -> Scores:
     if kept is None:
         return scores
     log_probs = torch.where(kept, scores.log_probs, scores.log_probs.detach())
-    return Scores(log_probs, scores.entropy, scores.behaviour, scores.advantages, scores.reference, scores.source)
+    return replace(scores, log_probs=log_probs)
+
+
+def owner_of(rows: Rows) -> np.ndarray:
+    """(N,) whose action each token belongs to, -1 outside actions."""
+    owner = np.full(rows.tokens, -1)
+    for k, (start, stop) in enumerate(rows.action):
+        owner[start:stop] = k
+    return owner
 
 
 def split(streams, count: int, budget: int, rng: np.random.Generator) -> list[Part]:
@@ -145,3 +214,64 @@ def split(streams, count: int, budget: int, rng: np.random.Generator) -> list[Pa
         for part in minibatch
         for ids in micro_batches(part.rows, part.row_ids, budget)
     ]
+
+
+def objective(name: str, **config):
+    return plugins.load("objectives", {"name": name, **config})
+
+
+def generator(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def update_of(seed: int, groups: int = 4, advantages: dict | None = None, form: str = "append") -> dict[str, Rows]:
+    """Fresh rows with the advantages of `advantages` (a spec; GiGPO if None), of either prompt's form, and replayed ones."""
+    algorithm = plugins.load("advantages", advantages or {"name": "gigpo"})
+    made = random_groups(seed, groups=groups)
+    fresh = Bigram(seed).look_up(pack([windows(one) for one in made] if form == "window" else made))
+    return {"fresh": algorithm.compute(fresh), "replay": replayed(seed + 50)}
+
+
+def replayed(seed: int, count: int = 6) -> Rows:
+    rng = np.random.default_rng(seed)
+    items = []
+    for one in random_groups(seed, groups=2):
+        for played in one.episodes:
+            (sequence,) = played.sequences
+            items += [
+                WorldItem(sequence, index, float(rng.random()), float(rng.random()))
+                for index in range(len(sequence.transitions))
+            ]
+    return pack_world([items[i] for i in rng.choice(len(items), count)])
+
+
+def demonstrations(seed: int) -> Rows:
+    demos = []
+    for one in random_groups(seed, groups=2):
+        for played in one.episodes:
+            sequence = played.sequences[0]
+            spans = [(t.action, t.observation) for t in sequence.transitions]
+            actions, observations = zip(*spans, strict=True)
+            demos.append(Demonstration(sequence.token_ids, actions, observations, "task", "expert", True))
+    return pack_demonstrations(demos)
+
+
+def assert_same(model: Bigram, found: torch.Tensor, right: torch.Tensor) -> None:
+    """Value and gradient."""
+    assert float(found.detach()) == pytest.approx(float(right.detach()), abs=1e-6)
+    assert torch.allclose(model.gradient(found), model.gradient(right), atol=1e-6)
+
+
+def scores_of(log_probs: list[float], behaviour=None, advantages=None, entropy=None, reference=None) -> Scores:
+    def tensor(values):
+        return None if values is None else torch.tensor(values, dtype=torch.float64)
+
+    zeros = [0.0] * len(log_probs)
+    return Scores(
+        log_probs=torch.tensor(log_probs, dtype=torch.float64, requires_grad=True),
+        behaviour=torch.tensor(behaviour or zeros, dtype=torch.float64),
+        advantages=torch.tensor(advantages or zeros, dtype=torch.float64),
+        transition=torch.zeros(len(log_probs), dtype=torch.int64),
+        entropy=tensor(entropy),
+        reference=tensor(reference),
+    )

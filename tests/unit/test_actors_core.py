@@ -130,7 +130,8 @@ def test_acting_without_an_engine_never_imports_torch() -> None:
     import subprocess
 
     code = (
-        "import sys, actors.core, actors.prompt, actors.rollout, actors.demonstrations, actors.evaluation, actors.sampling\n"
-        "sys.exit('torch' in sys.modules)"
+        "import sys, actors.core, actors.pretrained, actors.rollout, actors.demonstrations, actors.evaluation\n"
+        "for name in actors.core.prompt_names(): actors.core.load_prompt(name)\n"
+        "sys.exit(any(heavy in sys.modules for heavy in ('torch', 'transformers')))"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

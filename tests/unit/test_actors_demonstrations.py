@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.core import Info
+from actors.core import Info, build_prompt
 from actors.demonstrations import demonstrate
-from actors.prompt import AppendPrompt
+from actors.prompts.append import AppendPrompt
 from protos.errors import ConfigError
 
 
@@ -65,3 +65,18 @@ def test_the_seed_fixes_the_experts_choices(taught: ModuleType, corridor_tokeniz
 def test_no_expert_is_said(corridor: ModuleType, corridor_tokenizer: Any) -> None:
     with pytest.raises(ConfigError, match="no expert"):
         demonstrate(["seed:1"], corridor, corridor.Config(), AppendPrompt(corridor_tokenizer), 0)
+
+
+def test_prompts_of_one_turn_give_a_row_a_turn(taught: ModuleType, corridor_tokenizer: Any) -> None:
+    """The same actions as under `append`, each once, in rows of their task."""
+    tasks = [f"seed:{i}" for i in range(5)]
+    whole = demonstrate(tasks, taught, taught.Config(), AppendPrompt(corridor_tokenizer), seed=3)
+    turns = demonstrate(tasks, taught, taught.Config(), build_prompt({"name": "window"}, corridor_tokenizer), seed=3)
+    assert [len(row.actions) for row in turns] == [1] * sum(len(row.actions) for row in whole)
+    assert [row.task_id for row in turns] == [row.task_id for row in whole for _ in row.actions]
+    assert [shown(row) for row in turns] == [[action] for row in whole for action in shown(row)]
+    assert [row.success for row in turns] == [row.success for row in whole for _ in row.actions]
+
+
+def shown(row: Any) -> list[list[int]]:
+    return [row.token_ids[span.start : span.stop].tolist() for span in row.actions]

@@ -40,9 +40,11 @@ class Conversation:
         self.replies: list[list[tuple[int, Reply]]] = [[] for _ in seeds]
 
     def turn(self, rows: list[int], new: list[TokenIds], allowed: Any = None) -> list[Reply]:
-        replies = self.session.reply(rows, new, allowed)
-        for row, tokens, reply in zip(rows, new, replies, strict=True):
+        for row, tokens in zip(rows, new, strict=True):
             self.tokens[row] += tokens.tolist()
+        contexts = [np.array(self.tokens[row], dtype=np.int32) for row in rows]
+        replies = self.session.reply(rows, contexts, allowed)
+        for row, reply in zip(rows, replies, strict=True):
             self.replies[row].append((len(self.tokens[row]), reply))
             self.tokens[row] += reply.token_ids.tolist()
         return replies
@@ -212,6 +214,52 @@ def test_eager_attention_gives_the_same(tiny_model_factory: Any, corridor_tokeni
     for turn in range(2):
         talk.turn([0, 1, 2], prompts(np.random.default_rng(turn), 3, 20))
     assert_recomputed(tiny_model_factory(0), talk)
+
+
+def test_contexts_may_change_anywhere(model: Any, engine: Any) -> None:
+    """A window prompt rewrites what stands before a turn: each reply is scored after its own context, however it came about."""
+    rng = np.random.default_rng(9)
+    session = engine.session([0, 1, 2])
+    contexts = prompts(rng, 3, 40)
+    for turn in range(6):
+        for context, reply in zip(contexts, session.reply([0, 1, 2], contexts), strict=True):
+            tokens = [*context.tolist(), *reply.token_ids.tolist()]
+            log_probs, entropies = recompute(model, tokens, len(context), reply)
+            assert reply.log_probs == pytest.approx(log_probs.numpy(), abs=1e-5)
+            assert reply.entropies == pytest.approx(entropies.numpy(), abs=1e-4)
+        kept = [context[: int(rng.integers(0, len(context) + 1))] for context in contexts]
+        new = [kept[0]] if turn == 3 and len(kept[0]) else [np.append(kept[0], np.int32(7))]  # a mere prefix, once
+        new += [np.concatenate([a, b]) for a, b in zip(kept[1:], prompts(rng, 2, 30), strict=True)]
+        contexts = [context.astype(np.int32) for context in new]
+
+
+def test_what_a_context_keeps_is_not_read_again(model: Any, corridor_tokenizer: Any, monkeypatch: Any) -> None:
+    engine = TransformersEngine(model, corridor_tokenizer, Sampling(max_reply_tokens=1), ONE)
+    read: list[int] = []
+    forward = type(model).forward
+
+    def counting(self: Any, *args: Any, **kwargs: Any) -> Any:
+        read.append(kwargs["input_ids"].numel())
+        return forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(type(model), "forward", counting)
+    session = engine.session([0])
+    first = np.arange(10, 40, dtype=np.int32)
+    session.reply([0], [first])
+    session.reply([0], [np.append(first[:20], np.array([99, 98], dtype=np.int32))])
+    session.reply([0], [first[:15]])
+    assert read == [30, 2, 1]
+
+
+def test_any_of_several_stop_tokens_ends_a_reply(model: Any, corridor_tokenizer: Any, monkeypatch: Any) -> None:
+    stops = (corridor_tokenizer.eoa_id, 17, 23)
+    monkeypatch.setattr(corridor_tokenizer, "stop_ids", stops)
+    engine = TransformersEngine(model, corridor_tokenizer, Sampling(temperature=2.5, max_reply_tokens=40), ONE)
+    with engine.session(range(60)) as session:
+        replies = session.reply(range(60), [np.array([5], dtype=np.int32)] * 60)
+    assert {reply.token_ids[-1] for reply in replies if reply.stop is Stop.STOP} == set(stops)
+    for reply in replies:
+        assert not set(stops) & set(reply.token_ids[:-1].tolist())
 
 
 def test_long_histories_grow_the_cache(model: Any, engine: Any) -> None:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from actors import plugins
-from actors.core import Info, Reply
+from actors.core import Info, Reply, build_prompt
 from actors.engines.transformers import TransformersEngine
-from actors.prompt import AppendPrompt, Config
+from actors.prompts.append import AppendPrompt, Config
 from actors.rollout import play
 from actors.sampling import Sampling
 from protos.errors import ConfigError, DataError, EnvironmentFailure
@@ -35,13 +35,13 @@ class Scripted:
         self.seeds, self.turns, self.fed = list(seeds), {}, {}
         return self
 
-    def reply(self, rows: Sequence[int], new_tokens: Sequence[Any], allowed: Any = None) -> list[Reply]:
+    def reply(self, rows: Sequence[int], contexts: Sequence[Any], allowed: Any = None) -> list[Reply]:
         replies = []
-        for row, tokens in zip(rows, new_tokens, strict=True):
+        for row, context in zip(rows, contexts, strict=True):
             turn = self.turns[row] = self.turns.get(row, -1) + 1
             ids, stop = self.script(row, turn)
             token_ids = np.array(ids, dtype=np.int32)
-            self.fed.setdefault(row, []).extend([*tokens.tolist(), *ids])
+            self.fed[row] = [*context.tolist(), *ids]
             log_probs = -np.arange(1, len(ids) + 1 - self.shorten_log_probs, dtype=np.float32)
             entropies = np.full(len(ids), 0.5, dtype=np.float32)
             replies.append(Reply(token_ids, log_probs, entropies, stop, ((len(ids), self.version),)))
@@ -301,3 +301,26 @@ def test_no_work_is_no_error(corridor: ModuleType, prompt: AppendPrompt, engine:
     groups, metrics = run(corridor, prompt, engine, [])
     assert groups == []
     assert metrics["rollout/episodes"] == 0
+
+
+@pytest.mark.parametrize("name", ["append", "window"])
+def test_the_learner_scores_what_was_sampled(
+    corridor: ModuleType, corridor_tokenizer: Any, tiny_model_factory: Any, name: str
+) -> None:
+    """The real engine, its cache kept across turns: a plain forward over each recorded sequence gives its log-probs."""
+    import torch
+
+    model = tiny_model_factory(0)
+    engine = TransformersEngine(model, corridor_tokenizer, Sampling(max_reply_tokens=6), V5)
+    prompt = build_prompt({"name": name, "on_cut_reply": "continue"}, corridor_tokenizer)
+    groups, _ = run(corridor, prompt, engine, [lease(f"seed:{i}", size=2, seed=i, kind="eval") for i in range(3)])
+    turns = 0
+    for sequence in (s for group in groups for episode in group.episodes for s in episode.sequences):
+        with torch.inference_mode():
+            logits = model(torch.tensor(sequence.token_ids.astype(np.int64))[None]).logits[0]
+        scores = torch.log_softmax(logits, dim=-1).numpy()
+        for turn in sequence.transitions:
+            places = np.arange(turn.action.start, turn.action.stop)
+            np.testing.assert_allclose(scores[places - 1, sequence.token_ids[places]], turn.log_probs, atol=2e-4)
+            turns += 1
+    assert turns > 6

@@ -120,7 +120,6 @@ def test_resume_goes_on_in_the_same_folder(tandem: Callable[..., Result], tmp_pa
         (("train", "--resume", "nowhere"), 3, "tandem: nowhere is not a run folder: it has no config.toml"),
         (("train", "--resume", "x", "--name", "y"), 2, "tandem: --resume takes its config and its name from the run"),
         (("train", "--name", "a/b"), 2, "tandem: 'a/b' cannot name a run"),
-        (("eval", "nowhere"), 3, "tandem: no run or checkpoint at nowhere"),
         (("eval", ".", "quick.toml"), 2, "tandem: 'quick.toml' is not a setting: write dotted.key=value"),
         (("report", "nowhere"), 3, "tandem: nowhere is not a run folder"),
         (("config", "training.update=1"), 2, "tandem: unknown setting training.update: did you mean training.updates?"),
@@ -164,18 +163,18 @@ def test_unexpected_errors_keep_their_traceback(tandem: Callable[..., Result], e
 def test_eval_prints_a_table_or_json(tandem: Callable[..., Result]) -> None:
     calls: list[tuple[Any, ...]] = []
 
-    def evaluate(checkpoint: Path, overrides: list[str], console: Console) -> dict[str, Any]:
-        calls.append((checkpoint, overrides))
+    def evaluate(model: str, overrides: list[str], console: Console, settings: Path | None) -> dict[str, Any]:
+        calls.append((model, overrides, settings))
         console.note("playing")
         return {"success": {"mean": 0.25}, "nll": float("inf"), "by_task": {"pick": 1}}
 
     result = tandem("eval", ".", "evaluation.games=8", "--json", job=evaluate)
     assert json.loads(result.stdout) == {"success": {"mean": 0.25}, "nll": None, "by_task": {"pick": 1}}
     assert result.stderr == ""
-    result = tandem("eval", ".", job=evaluate)
+    result = tandem("eval", "org/model", "--config", "own.toml", job=evaluate)
     assert "by_task.pick" in result.stdout
     assert result.stderr == "playing\n"
-    assert calls == [(Path("."), ["evaluation.games=8"]), (Path("."), [])]
+    assert calls == [(".", ["evaluation.games=8"], None), ("org/model", [], Path("own.toml"))]
     result = tandem("eval", ".", job=failing(KeyboardInterrupt()))
     assert (result.exit_code, result.stderr) == (130, "tandem: interrupted\n")
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from learner_rows import episode, group, random_groups, transition
+from learner_rows import episode, group, random_groups, transition, windows
 
 from learner.batch import (
     micro_batches,
@@ -13,11 +13,12 @@ from learner.batch import (
     pack_demonstrations,
     pack_world,
     span_tokens,
+    token_weights,
     transition_rows,
 )
 from learner.core import Stream
 from protos.errors import DataError
-from protos.records import Demonstration, Episode, Kind, Sequence, Span, WorldItem
+from protos.records import Demonstration, Episode, Kind, Sequence, Span, Stop, WorldItem
 
 
 def test_pack_of_the_worked_example_in_the_records():
@@ -85,6 +86,54 @@ def test_window_sequences_of_one_episode_become_rows_of_one_episode():
     rows = pack([group([Episode("household", "t", "pick", 0, tuple(turns), 1.0, True)])])
     assert rows.row.tolist() == [0, 1, 2]
     assert rows.episode.tolist() == [0, 0, 0]
+
+
+def test_how_a_turn_ended_is_told_apart():
+    """Ended by itself, cut by the reply limit, cut by the context (which is no fault of the reply)."""
+    ends = [
+        {"terminated": True},
+        {"truncated": True, "stop": Stop.LENGTH},
+        {"truncated": True, "stop": Stop.CONTEXT},
+        {},
+    ]
+    rng = np.random.default_rng(0)
+    made = [episode([{}, end], 0.0, rng) for end in ends]
+    rows = pack([group(made)])
+    assert rows.terminated.tolist() == [False, True] + [False] * 6
+    assert rows.cut.tolist() == [False] * 3 + [True] + [False] * 4
+    items = pack_world([WorldItem(played.sequences[0], 1, 1.0, 1.0) for played in made])
+    assert items.terminated.tolist() == [True, False, False, False]
+    assert items.cut.tolist() == [False, True, False, False]
+    own = transition_rows(rows, np.array([3, 1]))
+    assert (own.terminated.tolist(), own.cut.tolist()) == ([False, True], [True, False])
+    demo = Demonstration(np.arange(5, dtype=np.int32), (Span(1, 3),), (Span(3, 5),), "t", "x", True)
+    shown = pack_demonstrations([demo])
+    assert (shown.terminated.tolist(), shown.cut.tolist()) == ([False], [False])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_window_rows_hold_the_same_turns_as_append_rows(seed: int):
+    groups = random_groups(seed)
+    appended, rows = pack(groups), pack([windows(one) for one in groups])
+    assert len(rows.row_start) - 1 == len(rows.row) == len(appended.row)
+    for k in range(len(rows.row)):
+        for found, right in ((rows.action, appended.action), (rows.observation, appended.observation)):
+            assert rows.token_ids[slice(*found[k])].tolist() == appended.token_ids[slice(*right[k])].tolist()
+        assert rows.row_start[rows.row[k]] < rows.action[k, 0]
+        assert rows.observation[k, 1] <= rows.row_start[rows.row[k] + 1]
+    for column in ("episode", "group", "reward", "terminated", "cut", "valid", "world", "task_return", "episode_group"):
+        assert getattr(rows, column).tolist() == getattr(appended, column).tolist()
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 10_000), count=st.integers(1, 4))
+def test_minibatches_of_window_rows_keep_groups_whole(seed: int, count: int):
+    rows = pack([windows(one) for one in random_groups(seed)])
+    stream = Stream(rows, "fresh", token_weights(rows, rows.action, np.ones(len(rows.row))))
+    parts = [part for minibatch in minibatches([stream], count, np.random.default_rng(seed)) for part in minibatch]
+    assert sorted(r for part in parts for r in part.row_ids.tolist()) == list(range(len(rows.row)))
+    groups = [set(rows.group[np.isin(rows.row, part.row_ids)].tolist()) for part in parts]
+    assert sum(map(len, groups)) == len(set().union(*groups))
 
 
 def test_tokens_are_told_by_position_even_where_padding_and_end_of_action_share_an_id():

@@ -9,7 +9,8 @@ from learner_fixtures import Observe, Reinforce, make_rows, tiny_model, without_
 
 from learner.batch import micro_batches
 from learner.gradients import Step, Work, minibatch_gradient
-from learner.scoring import Term, pad, score_terms, scored_tokens, trunk
+from learner.network import policy_network
+from learner.scoring import Fixed, Term, pad, score_terms, scored_tokens, trunk
 from protos.telemetry import reduce_metrics
 
 LARGE = 100_000
@@ -32,7 +33,7 @@ def works_of(objectives, rows, tokens_each=LARGE):
 def gradient(model, works, **settings):
     """Flat gradient in double precision, and metrics as numbers."""
     model.zero_grad(set_to_none=True)
-    metrics = minibatch_gradient(model, works, Step(**({"token_budget": LARGE} | settings)))
+    metrics = minibatch_gradient(policy_network(model), works, Step(**({"token_budget": LARGE} | settings)))
     flat = [torch.zeros(p.numel()) if p.grad is None else p.grad.flatten() for p in model.parameters()]
     return torch.cat(flat).double(), reduce_metrics([metrics])
 
@@ -42,10 +43,10 @@ def autograd(model, objectives, rows):
     model.zero_grad(set_to_none=True)
     terms = terms_of(objectives, rows)
     (all_rows,) = micro_batches(rows, np.arange(len(rows.row_start) - 1), LARGE)
-    micro = pad(rows, all_rows)
+    network, micro = policy_network(model), pad(rows, all_rows)
     tokens = scored_tokens(micro, terms)
-    hidden = trunk(model, micro).index_select(0, tokens.slots)
-    losses, _ = score_terms(model, micro, tokens, hidden, terms)
+    hidden = trunk(network, micro).index_select(0, tokens.slots)
+    losses, _ = score_terms(network, micro, tokens, hidden, terms)
     torch.stack(losses).sum().backward()
     return torch.cat([p.grad.flatten() for p in model.parameters()]).double()
 
@@ -53,12 +54,12 @@ def autograd(model, objectives, rows):
 def norms_at_the_head(model, objectives, rows):
     """Norms of one side's gradient over the hidden states (R * T, H) and over the output matrix, the trunk cut off."""
     terms = terms_of(objectives, rows)
-    micro = pad(rows, np.arange(len(rows.row_start) - 1))
+    network, micro = policy_network(model), pad(rows, np.arange(len(rows.row_start) - 1))
     tokens = scored_tokens(micro, terms)
     with torch.no_grad():
-        hidden = trunk(model, micro)
+        hidden = trunk(network, micro)
     hidden.requires_grad_()
-    losses, _ = score_terms(model, micro, tokens, hidden[tokens.slots], terms)
+    losses, _ = score_terms(network, micro, tokens, hidden[tokens.slots], terms)
     gradients = torch.autograd.grad(torch.stack(losses).sum(), [hidden, model.lm_head.weight])
     return [float(g.norm()) for g in gradients]
 
@@ -194,7 +195,7 @@ def test_two_sources_are_counted_apart():
     ]
     for settings_ in ({}, {"max_ratio": 0.5}):
         step = Step(token_budget=LARGE, **settings_)
-        metrics = reduce_metrics([minibatch_gradient(tiny_model(), works, step)])
+        metrics = reduce_metrics([minibatch_gradient(policy_network(tiny_model()), works, step)])
         assert metrics["learner/tokens/fresh"] == fresh.tokens
         assert metrics["learner/tokens/replay"] == replayed.tokens
         assert metrics["learner/tokens"] == fresh.tokens + replayed.tokens
@@ -205,7 +206,8 @@ def test_references_reach_their_terms():
     model, rows = tiny_model(), make_rows()
     reference = np.full(rows.tokens, -1.0, np.float32)
     works = works_of([Reinforce(kl=1.0)], rows)
-    step = Step(token_budget=LARGE, references={id(works[0].rows): reference})
-    metrics = reduce_metrics([minibatch_gradient(model, works, step)])
-    without = reduce_metrics([minibatch_gradient(model, works_of([Reinforce()], rows), Step(token_budget=LARGE))])
+    step = Step(token_budget=LARGE, fixed={id(works[0].rows): Fixed(reference=reference)})
+    metrics = reduce_metrics([minibatch_gradient(policy_network(model), works, step)])
+    step = Step(token_budget=LARGE)
+    without = reduce_metrics([minibatch_gradient(policy_network(model), works_of([Reinforce()], rows), step)])
     assert metrics["reinforce/loss"] != pytest.approx(without["reinforce/loss"])

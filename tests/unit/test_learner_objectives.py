@@ -8,165 +8,25 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from learner_rows import Bigram, episode, group, random_groups, split
-
-from learner import plugins
-from learner.advantages import gigpo
-from learner.batch import pack, pack_demonstrations, pack_world
-from learner.core import Rows, Scores
-from learner.objectives import placebo
-from protos.records import Demonstration, Span, WorldItem
-from protos.telemetry import reduce_metrics
-
-
-def objective(name: str, **config):
-    return plugins.load("objectives", {"name": name, **config})
-
-
-def generator(seed: int = 0) -> np.random.Generator:
-    return np.random.default_rng(seed)
-
-
-def update_of(seed: int, groups: int = 4) -> dict[str, Rows]:
-    made = random_groups(seed, groups=groups)
-    rows = pack(made)
-    return {"fresh": replace(rows, advantages=gigpo.build(gigpo.Config()).compute(rows)), "replay": replayed(seed + 50)}
-
-
-def replayed(seed: int, count: int = 6) -> Rows:
-    rng = np.random.default_rng(seed)
-    items = []
-    for one in random_groups(seed, groups=2):
-        for played in one.episodes:
-            (sequence,) = played.sequences
-            items += [
-                WorldItem(sequence, index, float(rng.random()), float(rng.random()))
-                for index in range(len(sequence.transitions))
-            ]
-    return pack_world([items[i] for i in rng.choice(len(items), count)])
-
-
-def demonstrations(seed: int) -> Rows:
-    demos = []
-    for one in random_groups(seed, groups=2):
-        for played in one.episodes:
-            sequence = played.sequences[0]
-            spans = [(t.action, t.observation) for t in sequence.transitions]
-            actions, observations = zip(*spans, strict=True)
-            demos.append(Demonstration(sequence.token_ids, actions, observations, "task", "expert", True))
-    return pack_demonstrations(demos)
-
-
-def assert_same(model: Bigram, found: torch.Tensor, right: torch.Tensor) -> None:
-    """Value and gradient."""
-    assert float(found.detach()) == pytest.approx(float(right.detach()), abs=1e-6)
-    assert torch.allclose(model.gradient(found), model.gradient(right), atol=1e-6)
-
-
-def scores_of(log_probs: list[float], behaviour=None, advantages=None, entropy=None, reference=None) -> Scores:
-    def tensor(values):
-        return None if values is None else torch.tensor(values, dtype=torch.float64)
-
-    zeros = [0.0] * len(log_probs)
-    return Scores(
-        torch.tensor(log_probs, dtype=torch.float64, requires_grad=True),
-        tensor(entropy),
-        torch.tensor(behaviour or zeros, dtype=torch.float64),
-        torch.tensor(advantages or zeros, dtype=torch.float64),
-        tensor(reference),
-    )
-
-
-# --- policy gradient ---
-
-
-def naive_policy(model: Bigram, groups, rows: Rows, config: dict) -> torch.Tensor:
-    """Mean over groups of the mean over a group's action tokens, or mean over all action tokens."""
-    sums, counts, offset, skip = [], [], 0, config.get("skip_zero_advantage", True)
-    for one in groups:
-        terms, count = [], 0
-        for played in one.episodes:
-            for sequence in played.sequences:
-                row_advantages = rows.advantages[offset : offset + len(sequence.token_ids)]
-                for t in sequence.transitions:
-                    for i, position in enumerate(range(*t.action)):
-                        count += 1
-                        if skip and not any(row_advantages):
-                            continue
-                        before, token = int(sequence.token_ids[position - 1]), int(sequence.token_ids[position])
-                        log_prob = model.log_prob(before, token)
-                        ratio = torch.exp(log_prob - float(t.log_probs[i]))
-                        advantage = float(row_advantages[position])
-                        term = -min(ratio * advantage, torch.clamp(ratio, 0.8, 1.28) * advantage)
-                        logits = torch.log_softmax(model.table[before], -1)
-                        term = term + config.get("entropy_bonus", 0) * (logits.exp() * logits).sum()
-                        reference = model.reference[before][token]
-                        difference = reference - log_prob
-                        term = term + config.get("kl", 0) * (torch.exp(difference) - difference - 1)
-                        terms.append(term)
-                offset += len(sequence.token_ids)
-        sums.append(sum(terms, torch.zeros((), dtype=torch.float64)))
-        counts.append(count)
-    if config.get("aggregation") == "token":
-        return sum(sums) / sum(counts)
-    return sum(s / max(1, c) for s, c in zip(sums, counts, strict=True)) / len(groups)
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(
-    "config",
-    [
-        {},
-        {"aggregation": "token"},
-        {"entropy_bonus": 0.02},
-        {"kl": 0.1},
-        {"skip_zero_advantage": False, "entropy_bonus": 0.3, "kl": 0.2, "aggregation": "token"},
-    ],
+from learner_rows import (
+    Bigram,
+    assert_same,
+    demonstrations,
+    episode,
+    generator,
+    group,
+    objective,
+    replayed,
+    scores_of,
+    split,
+    update_of,
 )
-def test_policy_gradient_equals_the_definition(seed: int, config: dict):
-    groups, model = random_groups(seed), Bigram(seed)
-    rows = update_of(seed)["fresh"]
-    term = objective("policy_gradient", **config)
-    streams, _ = term.weigh({"fresh": rows}, generator())
-    loss, _ = model.loss(term, streams)
-    assert_same(model, loss, naive_policy(model, groups, rows, config))
-    assert (term.uses_entropy, term.uses_reference) == ("entropy_bonus" in config, "kl" in config)
 
-
-def test_policy_gradient_by_hand():
-    """Ratios 2, 2, 0.5, 0.5, 1, advantages +1, -1, +1, -1, +1: clipped at 1.28, not, not, clipped at 0.8, inside."""
-    log2 = math.log(2)
-    scores = scores_of([log2, log2, -log2, -log2, 0.0], advantages=[1.0, -1.0, 1.0, -1.0, 1.0])
-    loss, metrics = objective("policy_gradient").loss(scores, torch.full((5,), 0.2, dtype=torch.float64))
-    assert float(loss.detach()) == pytest.approx(0.2 * (-1.28 + 2 - 0.5 + 0.8 - 1))
-    loss.backward()
-    assert scores.log_probs.grad is not None
-    assert scores.log_probs.grad.tolist() == pytest.approx([0, 0.4, -0.1, 0, -0.2])
-    values = reduce_metrics([metrics])
-    assert values["policy_gradient/clip_fraction"] == pytest.approx(0.4)
-    assert values["policy_gradient/ratio_mean"] == pytest.approx(1.2)
-    assert values["policy_gradient/ratio_max"] == pytest.approx(2)
-    assert values["policy_gradient/mismatch_kl"] == pytest.approx(0.2)  # mean of r - 1 - log r
-
-
-def test_a_ratio_beyond_all_measure_stays_finite():
-    scores = scores_of([0.0, 0.0], behaviour=[-2000.0, -2000.0], advantages=[0.0, -1.0])
-    loss, _ = objective("policy_gradient").loss(scores, torch.ones(2, dtype=torch.float64))
-    assert torch.isfinite(loss)
-
-
-def test_rows_without_advantage_are_skipped_and_still_counted():
-    rng = generator()
-    flat, mixed = [episode([{}], 0.0, rng)] * 2, [episode([{}], value, rng) for value in (0.0, 1.0)]
-    rows = pack([group(flat), group(mixed, repeat=1)])
-    rows = replace(rows, advantages=gigpo.build(gigpo.Config(omega=0)).compute(rows))
-    (stream,), metrics = objective("policy_gradient").weigh({"fresh": rows}, rng)
-    assert stream.weights[rows.action[0, 0]] == 0
-    assert stream.weights[rows.action[2, 0]] == pytest.approx(1 / (4 * 2))
-    assert metrics["policy_gradient/zero_advantage_rows"].value == 0.5
-    (stream,), _ = objective("policy_gradient", skip_zero_advantage=False).weigh({"fresh": rows}, rng)
-    assert stream.weights.sum() == pytest.approx(1)
-
+from learner.batch import pack, pack_demonstrations, pack_world
+from learner.core import Rows
+from learner.objectives import placebo
+from protos.records import Demonstration, Span
+from protos.telemetry import reduce_metrics
 
 # --- PaW ---
 
@@ -476,7 +336,9 @@ EVERY = [
     ("placebo", {"of": {"name": "paw", "replay_ratio": 0.0}}),
     ("placebo", {"of": {"name": "next_observation"}}),
     ("supervised", {}),
+    ("value", {}),
 ]
+GAE = {"name": "gae"}
 
 
 @settings(max_examples=10, deadline=None)
@@ -484,7 +346,7 @@ EVERY = [
 @pytest.mark.parametrize(("name", "config"), EVERY)
 def test_no_split_changes_loss_or_gradient(name: str, config: dict, seed: int, count: int, budget: int):
     model, term = Bigram(0), objective(name, **config)
-    streams, _ = term.weigh({**update_of(seed), "demos": demonstrations(seed)}, generator(seed))
+    streams, _ = term.weigh({**update_of(seed, advantages=GAE), "demos": demonstrations(seed)}, generator(seed))
     whole, calls = model.loss(term, streams)
     parts = split(streams, count, budget, generator(seed))
     in_parts, part_calls = model.loss(term, streams, parts)
@@ -495,12 +357,15 @@ def test_no_split_changes_loss_or_gradient(name: str, config: dict, seed: int, c
 @pytest.mark.parametrize(("name", "config"), EVERY)
 def test_without_a_token_the_term_is_zero_with_a_finite_gradient(name: str, config: dict):
     """Every episode ended at once, without an observation, and no advantage differs from 0 (huggingface/trl#6668)."""
-    rows = pack([group([episode([{"observation": 0}], 0.0, generator())] * 2, repeat=g) for g in range(2)])
+    rows = pack([group([episode([{"observation": 0}], math.nan, generator())] * 2, repeat=g) for g in range(2)])
+    rows = replace(rows, values=rows.log_probs, value_targets=np.full(rows.tokens, np.nan, np.float32))
     term = objective(name, **config)
     streams, metrics = term.weigh({"fresh": rows}, generator())
     assert not any(stream.weights.any() for stream in streams)
     assert metrics[f"{term.name}/no_tokens"].value == 1
+    nothing = torch.zeros(0, dtype=torch.float64, requires_grad=True)
     scores = scores_of([], behaviour=[], advantages=[], entropy=[], reference=[])
+    scores = replace(scores, values=nothing, old_values=nothing, value_targets=nothing)
     loss, measured = term.loss(scores, torch.zeros(0, dtype=torch.float64))
     loss.backward()
     assert float(loss.detach()) == 0
@@ -510,10 +375,9 @@ def test_without_a_token_the_term_is_zero_with_a_finite_gradient(name: str, conf
 @pytest.mark.parametrize(("name", "config"), EVERY)
 def test_an_update_of_nothing(name: str, config: dict):
     term = objective(name, **config)
-    for update in (
-        {"fresh": pack([])},
-        {"fresh": pack([]), "replay": pack_world([]), "demos": pack_demonstrations([])},
-    ):
+    fresh = pack([])
+    fresh = replace(fresh, values=fresh.log_probs, value_targets=fresh.log_probs)
+    for update in ({"fresh": fresh}, {"fresh": fresh, "replay": pack_world([]), "demos": pack_demonstrations([])}):
         streams, metrics = term.weigh(update, generator())
         assert streams == []
         assert metrics[f"{term.name}/no_tokens"].value == 1
@@ -521,7 +385,7 @@ def test_an_update_of_nothing(name: str, config: dict):
 
 @pytest.mark.parametrize(("name", "config"), EVERY)
 def test_weigh_is_pure_and_counts_no_token_when_there_is_one(name: str, config: dict):
-    term, update = objective(name, **config), {**update_of(1), "demos": demonstrations(1)}
+    term, update = objective(name, **config), {**update_of(1, advantages=GAE), "demos": demonstrations(1)}
     first, metrics = term.weigh(update, generator(7))
     second, _ = term.weigh(update, generator(7))
     assert [stream.weights.tolist() for stream in first] == [stream.weights.tolist() for stream in second]

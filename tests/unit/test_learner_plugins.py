@@ -1,10 +1,12 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from learner import plugins
+from learner.core import Need
 from protos.errors import ConfigError
 
 
@@ -15,6 +17,7 @@ def test_every_module_is_a_plugin_that_loads_on_its_defaults(kind: str):
         built = plugins.load(kind, {"name": name})
         members = ["compute", "check"] if kind == "advantages" else ["weigh", "keep", "loss", "replay_rows"]
         assert all(callable(getattr(built, member)) for member in members)
+        assert built.needs <= ({"reference", "values"} if kind == "advantages" else set(get_args(Need)))
         config = plugins.find(kind, name).Config
         assert all(field.description for field in config.model_fields.values())
 
@@ -31,6 +34,8 @@ def test_settings_reach_the_object():
         ({"name": "zzz"}, "there is no 'zzz'; there are next_observation, paw"),
         ({}, "there is no ''"),
         ({"name": "paw", "alhpa": 0.5}, "there is no setting 'alhpa'; did you mean 'alpha'"),
+        ({"name": "policy_gradient", "importance": "mask"}, 'set proximal = "recomputed"'),
+        ({"name": "policy_gradient", "clip_hihg": 0.2}, "did you mean 'clip_high'"),
         ({"name": "paw", "alpha": 2}, "objectives, paw: alpha: Input should be less than or equal to 1"),
         ({"name": "no_such_package.objective"}, "no module 'no_such_package.objective'"),
         ({"name": "learner..paw"}, "no module 'learner..paw'"),

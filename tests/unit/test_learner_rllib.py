@@ -1,6 +1,7 @@
 """The learner through RLlib's LearnerGroup: updates, stops, resumes."""
 
 import pickle
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -11,8 +12,11 @@ from learner_fixtures import TINY, VOCABULARY, Observe, Reinforce, make_rows, wi
 from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 
-from learner.config import LearnerConfig, ModelConfig, OptimizerConfig
+from learner.advantages import gae
+from learner.config import CriticConfig, LearnerConfig, ModelConfig, OptimizerConfig
+from learner.core import Rows
 from learner.learner import Learner
+from learner.objectives import value
 from learner.optim import rate_factor
 from learner.rllib import TandemLearner
 from protos.errors import DataError, NonFiniteError
@@ -163,6 +167,110 @@ def test_the_reference_policy_survives_a_resume(tmp_path):
     assert torch.equal(parameters(straight), parameters(resumed))
 
 
+PPO = gae.build(gae.Config(lam=0.9))
+KINDS_OF_STATE = {
+    "head": (CriticConfig(kind="head"), PPO, lambda: [Reinforce(), value.build(value.Config()), Observe(rho=0.3)]),
+    "model": (CriticConfig(kind="model"), PPO, lambda: [Reinforce(), value.build(value.Config()), Observe(rho=0.3)]),
+    "kl in the loss": (CriticConfig(), None, lambda: [Reinforce(kl=0.5)]),
+    "kl in the reward": (
+        CriticConfig(),
+        gae.build(gae.Config(kl=0.1)),
+        lambda: [Reinforce(kl=0.5), value.build(value.Config())],
+    ),
+}
+
+
+def rewarded(index: int) -> Rows:
+    """ROWS[index] with rewards: something for a critic to learn."""
+    rewards = np.random.default_rng(index).normal(1.0, 1.0, len(ROWS[index].row)).astype(np.float32)
+    return replace(ROWS[index], reward=rewards)
+
+
+def with_algorithm(state: str, seed: int = 0, optimizer: str = "adamw") -> tuple[Learner, Callable[[int], None]]:
+    """A learner in a phase of `KINDS_OF_STATE`, and a function that takes one update by its number."""
+    critic, algorithm, objectives = KINDS_OF_STATE[state]
+    settings = {"critic": critic, "optimizer": OptimizerConfig(name=optimizer, lr=1e-2, warmup_updates=5), "epochs": 2}
+    made = Learner(TINY, vocab_size=VOCABULARY, pad_id=0, eoa_id=2, seed=seed)
+    made.begin_phase("policy", CONFIG.model_copy(update=settings), objectives(), 10, algorithm)
+
+    def update(index: int) -> None:
+        rows = rewarded(index)
+        if algorithm is not None:
+            rows = algorithm.compute(made.look_up(rows, algorithm.needs))
+        made.update({"fresh": rows}, index)
+
+    return made, update
+
+
+def everything(made: Learner) -> dict[str, torch.Tensor]:
+    """Weights, critic, reference and optimizer state."""
+    updater = made._updater
+    found = {"weights": parameters(made), "optimizers": buffers(made)}
+    if updater.critic is not None:
+        found["critic"] = torch.cat([p.detach().flatten().clone() for p in updater.critic.parameters()])
+    if updater.reference is not None:
+        found["reference"] = torch.cat([p.flatten().clone() for p in updater.reference.state().values()])
+    return found
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("state", KINDS_OF_STATE)
+def test_critic_and_reference_resume_exactly(tmp_path, state, optimizer):
+    """BC-37 for their states: three updates, a save, three more, against a load into a learner of other weights and the
+    same three; the advantages come from the critic and the reference of each. Bit for bit."""
+    straight, update = with_algorithm(state, optimizer=optimizer)
+    for index in range(3):
+        update(index)
+    straight.save(tmp_path)
+    resumed, again = with_algorithm(state, seed=0, optimizer=optimizer)
+    with torch.no_grad():
+        for p in resumed.model.parameters():
+            p.add_(0.1)  # as after a crash: nothing of the process before is left
+    resumed.begin_phase(
+        "policy", resumed._updater.phase.config, resumed._updater.phase.objectives, 10, KINDS_OF_STATE[state][1]
+    )
+    resumed.restore(tmp_path)
+    assert all(
+        torch.equal(a, b) for a, b in zip(everything(straight).values(), everything(resumed).values(), strict=True)
+    )
+    for index in range(3, 6):
+        update(index)
+        again(index)
+    one, two = everything(straight), everything(resumed)
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    adamw = resumed._updater.optimizers["adamw"]
+    assert {int(entry["step"]) for entry in adamw.state.values()} == {6 * 4}
+    groups = [group for optimizer in resumed._updater.optimizers.values() for group in optimizer.param_groups]
+    assert all(type(beta) is float for group in groups for beta in group.get("betas", ()))
+
+
+def test_the_critic_of_a_resumed_run_gives_the_values_of_the_one_that_was_saved(tmp_path):
+    straight, update = with_algorithm("model")
+    update(0)
+    straight.save(tmp_path)
+    resumed, _ = with_algorithm("model", seed=4)
+    resumed.restore(tmp_path)
+    values = [made.look_up(rewarded(1), PPO.needs).values for made in (straight, resumed)]
+    assert values[0].any()
+    np.testing.assert_array_equal(*values)
+
+
+def test_a_critic_of_another_kind_or_none_is_not_restored(tmp_path):
+    made, _ = with_algorithm("head")
+    made.save(tmp_path)
+    other, _ = with_algorithm("model")
+    with pytest.raises(DataError, match="critic = 'head', this run has 'model'"):
+        other.restore(tmp_path)
+    with pytest.raises(DataError, match="critic = 'head', this run has None"):
+        learner(objectives=[Reinforce()]).restore(tmp_path)
+
+
+def test_the_files_of_a_save_without_critic_and_reference_are_those_of_the_optimizer_alone(tmp_path):
+    learner().save(tmp_path)
+    assert {path.name for path in (tmp_path / "trainer").iterdir()} == {"optimizer.safetensors", "state.json"}
+
+
 def test_state_of_another_phase_or_optimizer_is_refused(tmp_path):
     made = learner()
     made.save(tmp_path / "policy")
@@ -215,7 +323,7 @@ def test_a_gradient_that_is_not_finite_stops_before_the_weights_change():
     """RLlib's default would set it to 0 and step."""
     made = learner(objectives=[Overflow()])
     before = parameters(made)
-    with pytest.raises(NonFiniteError, match=r"update 0, minibatch 0: the gradient is not finite, on 4 rows"):
+    with pytest.raises(NonFiniteError, match=r"update 0, minibatch 0: the learner gradient is not finite, on 4 rows"):
         made.update({"fresh": ROWS[0]}, 0)
     assert torch.equal(parameters(made), before)
 
