@@ -107,7 +107,7 @@ class Player:
             over = over or self._cut_in_a_row >= self._prompt.settings.max_cut_replies
         context = None if over else self._context(layout)
         if context is None and not over:
-            truncated, stop = True, Stop.CONTEXT
+            truncated, stop = True, stop if self._cut_in_a_row else Stop.CONTEXT  # a cut reply stays known as one
         outcome = Outcome(observation, self.observation, float(reward), terminated, truncated, bool(self.info["valid"]))
         self._record(reply, action, text, state_key, outcome, stop)
         return context
