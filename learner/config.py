@@ -8,6 +8,21 @@ SETTINGS = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
+class LoraSettings(BaseModel):
+    """Low-rank adapters (arXiv 2106.09685) on a frozen checkpoint: W x + alpha / rank * B A x, with B = 0 at the start."""
+
+    model_config = SETTINGS
+
+    rank: int = Field(default=16, ge=1)
+    """Inner dimension of A and B."""
+    alpha: float = Field(default=32.0, gt=0)
+    """Numerator of the adapters' scale."""
+    target_modules: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+    """Names of the linear layers that get an adapter; `all-linear`: every one except the output head."""
+    trained_modules: tuple[str, ...] = ()
+    """Names of further modules that are trained in full, such as `embed_tokens` or `norm`."""
+
+
 class ModelConfig(BaseModel):
     """A Llama causal language model made from scratch, or any Hugging Face causal LM in a local folder."""
 
@@ -27,6 +42,18 @@ class ModelConfig(BaseModel):
     """Base of the rotary position frequencies."""
     max_positions: int = Field(default=1024, ge=1)
     """Longest sequence, in tokens."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the weights. The optimizers of bfloat16 weights step float32 copies of them; adapters are float32."""
+    gradient_checkpointing: bool = False
+    """Keep the layers' inputs alone and run each layer again in the backward pass: less memory, one more forward pass."""
+    lora: LoraSettings | None = None
+    """Train adapters on the checkpoint at `path`; None: train all weights, or the adapters that `path` holds."""
+
+    @model_validator(mode="after")
+    def _adapters_have_a_base(self) -> "ModelConfig":
+        if self.lora is not None and self.path is None:
+            raise ValueError("lora trains adapters on a checkpoint: set `path` to its folder")
+        return self
 
     @model_validator(mode="after")
     def _heads_divide_width(self) -> "ModelConfig":

@@ -7,40 +7,66 @@ from typing import cast
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    LlamaConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.utils import logging as transformers_logging
 
+from learner import lora
 from learner.config import ModelConfig
 from protos.errors import DataError
 from protos.seeding import derive_seed
 
 
 def build_model(config: ModelConfig, *, vocab_size: int, pad_id: int, eoa_id: int, seed: int) -> PreTrainedModel:
-    """The model that `config` names, in fp32 and eval mode: loaded where it has a path, else made from `seed`.
+    """The model that `config` names, in eval mode: loaded where it has a path, else made from `seed`.
 
-    Raises DataError where the folder holds no causal LM, or one whose vocabulary is smaller than the tokenizer's.
+    Weights are of `config.dtype`; adapters are float32. Raises DataError where the folder holds no causal LM, or one
+    whose vocabulary is smaller than the tokenizer's.
     """
     if config.path is None:
         model = _from_scratch(config, vocab_size, eoa_id, seed)
     else:
-        model = load_model(Path(config.path))
+        model = load_model(Path(config.path), getattr(torch, config.dtype))
         rows = cast(nn.Embedding, model.get_input_embeddings()).num_embeddings
         if rows < vocab_size:
             raise DataError(
                 f"{config.path} embeds {rows} tokens, the tokenizer has {vocab_size}: use its own tokenizer"
             )
+        _adapt(model, config, Path(config.path), seed)
     model.generation_config = neutral_generation(pad_id, eoa_id)
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
     return model
 
 
-def load_model(folder: Path) -> PreTrainedModel:
-    """The causal LM of a local Hugging Face folder, in fp32 and eval mode."""
+def load_model(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """The causal LM of a local Hugging Face folder, in `dtype` and eval mode, without dropout.
+
+    A folder of adapters gives its base with the adapters on it.
+    """
+    if lora.is_adapter_folder(folder):
+        model = load_model(lora.base_folder(folder), dtype)
+        lora.attach(model, folder)
+        return model
     if not (folder / "config.json").is_file():
         raise DataError(f"no config.json in {folder}: not a Hugging Face model folder")
+    if any(folder.glob("*.bin")) and not any(folder.glob("*.safetensors")):
+        raise DataError(f"{folder} holds pickled weights alone: convert them to safetensors, pickles are not read")
     try:
         with _no_progress_bars():
             loaded = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True
+                folder,
+                config=_without_dropout(AutoConfig.from_pretrained(folder, local_files_only=True)),
+                dtype=dtype,
+                attn_implementation="sdpa",
+                local_files_only=True,
+                use_safetensors=True,
             )
     except (OSError, ValueError) as error:
         raise DataError(f"{folder} does not load as a causal language model: {error}") from error
@@ -57,8 +83,9 @@ def decoder(model: PreTrainedModel) -> nn.Module:
 
 @contextmanager
 def training(model: nn.Module) -> Iterator[None]:
-    """Around gradient work: the model is in train mode within, in eval mode before and after."""
-    model.train()
+    """Around gradient work. Where gradient checkpointing is on, the model is in train mode within: it would do nothing in
+    eval mode. Dropout is off in both modes (`load_model`)."""
+    model.train(bool(getattr(model, "is_gradient_checkpointing", False)))
     try:
         yield
     finally:
@@ -73,14 +100,28 @@ def output_head(model: PreTrainedModel) -> nn.Module:
 
 
 def save_model(model: PreTrainedModel, folder: Path) -> None:
-    """Write config, weights (safetensors) and neutral generation settings: a folder that AutoModelForCausalLM loads."""
+    """Write config, weights (safetensors) and neutral generation settings: a folder that AutoModelForCausalLM loads.
+
+    Of a model with adapters, those alone are written (`learner.lora`).
+    """
+    if lora.is_adapted(model):
+        lora.save_adapters(model, folder)
+        return
     with _no_progress_bars():
         model.save_pretrained(folder)
 
 
+def merge_into(model: PreTrainedModel, folder: Path) -> None:
+    """Write `model` as a plain checkpoint, its adapters added into the weights."""
+    save_model(lora.merged(model) if lora.is_adapted(model) else model, folder)
+
+
 def load_weights(model: PreTrainedModel, folder: Path) -> None:
     """Copy the weights saved in `folder` into `model`, in place: whoever shares the module sees them."""
-    saved = load_model(folder).state_dict()
+    if lora.is_adapted(model) and lora.is_adapter_folder(folder):
+        lora.load_adapters(model, folder)
+        return
+    saved = load_model(folder, model.dtype).state_dict()
     mine = model.state_dict()
     if saved.keys() != mine.keys() or any(saved[name].shape != mine[name].shape for name in mine):
         raise DataError(f"the weights in {folder} are of another model: start with the `model` settings they came from")
@@ -104,6 +145,18 @@ def neutral_generation(pad_id: int, eoa_id: int) -> GenerationConfig:
     )
 
 
+def _adapt(model: PreTrainedModel, config: ModelConfig, folder: Path, seed: int) -> None:
+    """Put the adapters that `config` asks for on a base; adapters that were loaded go on, and must be those asked for."""
+    if config.lora is None:
+        return
+    if not lora.is_adapted(model):
+        lora.adapt(model, config.lora, folder, seed)
+        return
+    saved = lora.settings(model)
+    if (saved.r, saved.lora_alpha) != (config.lora.rank, config.lora.alpha):
+        raise DataError(f"{folder} holds adapters of rank {saved.r} and alpha {saved.lora_alpha}: set `lora` to them")
+
+
 def _from_scratch(config: ModelConfig, vocab_size: int, eoa_id: int, seed: int) -> PreTrainedModel:
     # pad_token_id stays unset: the embedding of a padding id gets no gradient, and padding is told by length here.
     architecture = LlamaConfig(
@@ -123,7 +176,7 @@ def _from_scratch(config: ModelConfig, vocab_size: int, eoa_id: int, seed: int) 
         made = AutoModelForCausalLM.from_config(architecture, dtype=torch.float32, attn_implementation="sdpa")
     model = cast(PreTrainedModel, made)
     _initialise(model, config, torch.Generator().manual_seed(derive_seed(seed, "model")))
-    return model.eval()
+    return model.to(getattr(torch, config.dtype)).eval()
 
 
 @torch.no_grad()
@@ -152,6 +205,15 @@ def _no_progress_bars() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
+def _without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:
+    """`config` with every dropout probability at 0: behaviour and learner score with the same function."""
+    for each in {id(part): part for part in (config, config.get_text_config())}.values():
+        for name, value in vars(each).items():
+            if isinstance(value, float) and any(word in name for word in ("dropout", "pdrop", "layerdrop")):
+                setattr(each, name, 0.0)
+    return config
+
+
 def _train_every_embedding(model: PreTrainedModel) -> None:
     """Where a checkpoint's padding id is also its end token, torch would give that token's embedding no gradient."""
     for module in model.modules():
@@ -164,5 +226,8 @@ def _check_plain_head(model: PreTrainedModel, folder: Path) -> None:
     """Refuse models that scale or cap their logits: `learner.scoring` applies the bare output matrix to hidden states."""
     ids = torch.arange(4).unsqueeze(0)
     hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-    if not torch.allclose(output_head(model)(hidden), model(input_ids=ids, use_cache=False).logits, atol=1e-5):
+    logits = model(input_ids=ids, use_cache=False).logits.float()
+    tolerance = max(1e-5, 4 * torch.finfo(model.dtype).eps) * float(logits.abs().max())
+    capped = getattr(model.config.get_text_config(), "final_logit_softcapping", None)  # small logits would not show it
+    if capped or not torch.allclose(output_head(model)(hidden).float(), logits, rtol=0, atol=tolerance):
         raise DataError(f"{folder}: {type(model).__name__} changes its logits after the output matrix; not supported")

@@ -69,12 +69,21 @@ def as_alfworld(task_id: str) -> tuple[str, dict[str, object]]:
     return render(game.problem), {"task_type": game.task.type, "task_desc": game.task.sentence}
 
 
+def test_the_instruction_stands_alone_after_reset() -> None:
+    observation, info = household.build(CONFIG).reset(options={"task_id": TASK})
+    assert info["task"].startswith("put ")
+    assert info["task"].endswith(".")
+    assert observation.endswith(f"Your task is to: {info['task']}")
+    assert "\n" not in info["task"]
+
+
 def test_info_holds_what_the_contract_says() -> None:
     env = household.build(CONFIG)
     _, info = env.reset(options={"task_id": TASK})
     assert set(info) >= {"admissible_commands", "won", "state_key", "valid", "task_id", "task_type", "game", "steps"}
     assert (info["task_id"], info["task_type"], info["steps"]) == (TASK, "pick_and_place_simple", 0)
     assert info["game"] == household.game_fingerprint(CONFIG, TASK)
+    assert "task" not in env.step("look")[4]
     info["admissible_commands"].clear()  # the caller's own copy
     assert env.step("look")[4]["admissible_commands"]
 

@@ -44,7 +44,7 @@ class Household(gymnasium.Env[str, str]):
         if self._world is None or self._world.game is not game:
             self._world = World(game)
         self._steps = 0
-        return self._world.reset(), self._info(self._world, True)
+        return self._world.reset(), self._info(self._world, True) | {"task": f"{game.task.sentence}."}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         """Terminated at the win alone; truncated after `max_steps` commands without one.
