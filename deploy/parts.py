@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from actors import plugins
-from actors.core import Environment, Prompt, load_environment, load_prompt
+from actors.core import Environment, Prompt, build_prompt, load_environment
 from actors.demonstrations import demonstrate
 from actors.engines.transformers import TransformersEngine
 from actors.pretrained import load_tokenizer
@@ -68,7 +68,7 @@ def build_world(config: RunConfig, tokenizer_folder: Path | None = None) -> Worl
     environment = config.environment_config()
     folder = tokenizer_folder or (checkpoint_folder(config.model.path) if config.model.path else None)
     tokenizer = load_tokenizer(folder) if folder else plugins.tokenizer(module, environment, seed=config.seed)
-    prompt = load_prompt(config.prompt["name"]).build(config.prompt_settings(), tokenizer)
+    prompt = build_prompt(config.prompt, tokenizer)
     return World(config.environment["name"], module, environment, prompt, config.sampling.max_reply_tokens)
 
 

@@ -16,7 +16,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from learner.core import FloatArray, IntArray, Rows, Stream
+from learner.core import BoolArray, FloatArray, IntArray, Rows, Stream
 from protos.errors import DataError
 from protos.records import Demonstration, Group, Kind, Stop, TokenIds, Transition, WorldItem
 
@@ -154,6 +154,18 @@ def token_weights(rows: Rows, spans: IntArray, per_token: NDArray[np.floating]) 
     return weights
 
 
+def rows_with(rows: Rows, wanted: BoolArray) -> BoolArray:
+    """(R,) whether a row holds any of the `wanted` (N,) tokens."""
+    return np.diff(np.concatenate([[0], np.cumsum(wanted)])[rows.row_start]) > 0
+
+
+def action_tokens(rows: Rows) -> BoolArray:
+    """(N,) whether a token belongs to an action."""
+    mask = np.zeros(rows.tokens, np.bool_)
+    mask[span_tokens(rows.action)[1]] = True
+    return mask
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
     """The share that one minibatch has in one set of rows."""
@@ -176,8 +188,8 @@ def minibatches(streams: Sequence[Stream], count: int, rng: np.random.Generator)
         for stream in streams:
             if stream.rows is rows:
                 active |= stream.weights != 0
-        seen = np.concatenate([[0], np.cumsum(active)])[rows.row_start]
-        for part, ids in zip(parts, _cut(rows, np.flatnonzero(np.diff(seen)), count, rng), strict=True):
+        row_ids = np.flatnonzero(rows_with(rows, active))
+        for part, ids in zip(parts, _cut(rows, row_ids, count, rng), strict=True):
             if len(ids):
                 part.append(Part(rows, ids))
     return [part for part in parts if part]

@@ -19,6 +19,7 @@ from learner.config import CriticConfig, OptimizerConfig
 from learner.model import decoder
 from learner.network import Network, at_least_float32
 from learner.optim import build_optimizers
+from learner.parameters import trainable
 from learner.stepper import Stepper
 
 
@@ -66,7 +67,7 @@ class Critic(nn.Module):
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """What it learns, by name; frozen parameters under its adapters are the model's own."""
-        return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
+        return trainable(self)
 
 
 def _copy(trunk: nn.Module) -> nn.Module:

@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from learner.batch import action_tokens
 from learner.core import BoolArray, FloatArray, Need, Rows
 from learner.network import Network
 from learner.reference import Reference
-from learner.scoring import Fixed, Term, action_tokens, prefix_values, score
+from learner.scoring import Fixed, Term, prefix_values, score
 from learner.timing import Stopwatch
 
 

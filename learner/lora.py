@@ -20,6 +20,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from learner.config import LoraSettings
+from learner.parameters import contiguous, copy_by_name, trainable
 from protos.errors import ConfigError, DataError
 from protos.seeding import derive_seed
 
@@ -76,27 +77,21 @@ def attach(model: PreTrainedModel, folder: Path) -> None:
     load_adapters(model, folder)
 
 
-@torch.no_grad()
 def load_adapters(model: PreTrainedModel, folder: Path) -> None:
     """Copy the adapters and trained modules of `folder` into those of `model`, in place. DataError where they differ."""
     saved = dict(load_file(folder / WEIGHTS_FILE))
     saved |= _trained_weights(folder)
-    mine = _adapters(model) | _trained(model)
-    if saved.keys() != mine.keys() or any(saved[name].shape != mine[name].shape for name in mine):
-        raise DataError(
-            f"the adapters in {folder} are of another model: start with the `model` settings they came from"
-        )
-    for name, parameter in mine.items():
-        parameter.copy_(saved[name])
+    refusal = f"the adapters in {folder} are of another model: start with the `model` settings they came from"
+    copy_by_name(_adapters(model) | _trained(model), saved, refusal)
 
 
 def save_adapters(model: PreTrainedModel, folder: Path) -> None:
     """Write the adapters of `model`, and what it trains in full; the base is named, not copied."""
     folder.mkdir(parents=True, exist_ok=True)
     settings(model).save_pretrained(str(folder))
-    save_file(_contiguous(_adapters(model)), folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    save_file(contiguous(_adapters(model)), folder / WEIGHTS_FILE, metadata={"format": "pt"})
     if trained := _trained(model):
-        save_file(_contiguous(trained), folder / TRAINED_FILE, metadata={"format": "pt"})
+        save_file(contiguous(trained), folder / TRAINED_FILE, metadata={"format": "pt"})
     if model.generation_config is not None:
         model.generation_config.save_pretrained(folder)
 
@@ -148,13 +143,9 @@ def _adapters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
-    return {name: p for name, p in model.named_parameters() if p.requires_grad and ".lora_" not in name}
+    return {name: parameter for name, parameter in trainable(model).items() if ".lora_" not in name}
 
 
 def _trained_weights(folder: Path) -> dict[str, torch.Tensor]:
     path = folder / TRAINED_FILE
     return load_file(path) if path.is_file() else {}
-
-
-def _contiguous(parameters: Mapping[str, nn.Parameter]) -> dict[str, torch.Tensor]:
-    return {name: parameter.detach().contiguous() for name, parameter in parameters.items()}

@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from learner import lora
 from learner.config import ModelConfig
+from learner.parameters import copy_by_name
 from protos.errors import DataError
 from protos.seeding import derive_seed
 
@@ -85,7 +86,10 @@ def decoder(model: PreTrainedModel) -> nn.Module:
 def training(model: nn.Module) -> Iterator[None]:
     """Around gradient work. Where gradient checkpointing is on, the model is in train mode within: it would do nothing in
     eval mode. Dropout is off in both modes (`load_model`)."""
-    model.train(bool(getattr(model, "is_gradient_checkpointing", False)))
+    if not getattr(model, "is_gradient_checkpointing", False):
+        yield  # setting the mode walks all modules, which takes as long as a small forward
+        return
+    model.train()
     try:
         yield
     finally:
@@ -121,11 +125,8 @@ def load_weights(model: PreTrainedModel, folder: Path) -> None:
     if lora.is_adapted(model) and lora.is_adapter_folder(folder):
         lora.load_adapters(model, folder)
         return
-    saved = load_model(folder, model.dtype).state_dict()
-    mine = model.state_dict()
-    if saved.keys() != mine.keys() or any(saved[name].shape != mine[name].shape for name in mine):
-        raise DataError(f"the weights in {folder} are of another model: start with the `model` settings they came from")
-    model.load_state_dict(saved)
+    refusal = f"the weights in {folder} are of another model: start with the `model` settings they came from"
+    copy_by_name(model.state_dict(), load_model(folder, model.dtype).state_dict(), refusal)
 
 
 def neutral_generation(pad_id: int, eoa_id: int) -> GenerationConfig:

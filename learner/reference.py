@@ -7,10 +7,11 @@ parameters' own data, by pointer: nothing is copied, and what comes back is what
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-import torch
 from torch import Tensor, nn
 
-from protos.errors import DataError
+from learner.parameters import contiguous, copy_by_name, trainable
+
+OTHER_PARAMETERS = "{} was saved with other parameters: resume with the `model` settings that it was saved with"
 
 
 class Reference:
@@ -18,40 +19,25 @@ class Reference:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._snapshot = {name: parameter.detach().clone() for name, parameter in _trainable(model).items()}
+        self._snapshot = {name: parameter.detach().clone() for name, parameter in trainable(model).items()}
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
         """The model is the reference policy within; afterwards, whatever happened, it is itself again."""
-        current = {name: parameter.data for name, parameter in _trainable(self._model).items()}
+        parameters = trainable(self._model)
+        current = {name: parameter.data for name, parameter in parameters.items()}
         try:
-            for name, parameter in _trainable(self._model).items():
+            for name, parameter in parameters.items():
                 parameter.data = self._snapshot[name]
             yield
         finally:
-            for name, parameter in _trainable(self._model).items():
+            for name, parameter in parameters.items():
                 parameter.data = current[name]
 
     def state(self) -> dict[str, Tensor]:
         """The snapshot by the parameters' names."""
-        return {name: saved.contiguous() for name, saved in self._snapshot.items()}
+        return contiguous(self._snapshot)
 
-    @torch.no_grad()
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Take on what `state` returned. DataError where it is of another model."""
-        copy_by_name(self._snapshot, state, "the reference policy")
-
-
-@torch.no_grad()
-def copy_by_name(mine: Mapping[str, Tensor], saved: Mapping[str, Tensor], what: str) -> None:
-    """Copy `saved` into the tensors of the same names. DataError unless names and shapes are the same."""
-    if saved.keys() != mine.keys() or any(saved[name].shape != tensor.shape for name, tensor in mine.items()):
-        raise DataError(
-            f"{what} was saved with other parameters: resume with the `model` settings that it was saved with"
-        )
-    for name, tensor in mine.items():
-        tensor.copy_(saved[name])
-
-
-def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        copy_by_name(self._snapshot, state, OTHER_PARAMETERS.format("the reference policy"))

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learner.batch import micro_batches, span_tokens
+from learner.batch import micro_batches, rows_with
 from learner.core import BoolArray, FloatArray, IntArray, Need, Objective, Rows, Scores, Stream
 from learner.network import Network
 from learner.vocabulary import Tokens, predict, probe
@@ -151,18 +151,6 @@ def prefix_values(network: Network, rows: Rows, wanted: BoolArray, token_budget:
         slots = torch.from_numpy(micro.slots[chosen]).to(network.device)
         values[micro.flat[chosen]] = network.value(trunk(network, micro)[slots]).float().cpu().numpy()
     return values
-
-
-def rows_with(rows: Rows, wanted: BoolArray) -> BoolArray:
-    """(R,) whether a row holds any of the `wanted` (N,) tokens."""
-    return np.diff(np.concatenate([[0], np.cumsum(wanted)])[rows.row_start]) > 0
-
-
-def action_tokens(rows: Rows) -> BoolArray:
-    """(N,) whether a token belongs to an action."""
-    mask = np.zeros(rows.tokens, np.bool_)
-    mask[span_tokens(rows.action)[1]] = True
-    return mask
 
 
 def owners(rows: Rows, flat: IntArray) -> IntArray:

@@ -17,8 +17,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.optim import Optimizer
 
-from learner.critic import Critic
-from learner.reference import copy_by_name
+from learner.parameters import contiguous, copy_by_name
+from learner.reference import OTHER_PARAMETERS
 from learner.update import Updater
 from protos.errors import DataError
 
@@ -33,7 +33,7 @@ def save_state(updater: Updater, folder: Path) -> None:
     if updater.reference is not None:
         save_file(updater.reference.state(), target / "reference.safetensors")
     if updater.critic is not None:
-        save_file(_detached(updater.critic), target / "critic.safetensors")
+        save_file(contiguous(updater.critic.trainable()), target / "critic.safetensors")
     (target / "state.json").write_text(json.dumps(_identity(updater), indent=2) + "\n")
 
 
@@ -50,7 +50,8 @@ def load_state(updater: Updater, folder: Path) -> None:
     if updater.reference is not None:
         updater.reference.load(load_file(source / "reference.safetensors"))
     if updater.critic is not None:
-        copy_by_name(_detached(updater.critic), load_file(source / "critic.safetensors"), "the critic")
+        saved_critic = load_file(source / "critic.safetensors")
+        copy_by_name(updater.critic.trainable(), saved_critic, OTHER_PARAMETERS.format("the critic"))
 
 
 def _identity(updater: Updater) -> dict[str, object]:
@@ -83,8 +84,3 @@ def _restore_buffers(optimizers: Mapping[str, Optimizer], saved: Mapping[str, to
     for name, optimizer in optimizers.items():
         fresh = optimizer.state_dict()
         optimizer.load_state_dict({"state": dict(by_optimizer[name]), "param_groups": fresh["param_groups"]})
-
-
-def _detached(critic: Critic) -> dict[str, torch.Tensor]:
-    """What the critic owns by name: the tensors themselves."""
-    return {name: parameter.detach().contiguous() for name, parameter in critic.trainable().items()}

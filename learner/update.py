@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
-from learner.batch import Part, micro_batches
+from learner.batch import Part, micro_batches, rows_with
 from learner.config import LearnerConfig
 from learner.core import Need, Objective, Stream
 from learner.critic import Critic
@@ -26,7 +26,7 @@ from learner.model import training
 from learner.network import policy_network
 from learner.optim import build_optimizers, rate_factor
 from learner.reference import Reference
-from learner.scoring import Term, rows_with
+from learner.scoring import Term
 from learner.stepper import Stepper
 from learner.timing import Stopwatch
 from protos.errors import NonFiniteError

@@ -148,10 +148,14 @@ class TaggedReplies:
         return command or action.text, Tagged.TRAILING if action.trailing else kind
 
     def action(self, command: str) -> TokenIds:
-        return _ended(self._written("action", command), self._tokenizer)
+        return _ended(self._of(command), self._tokenizer)
 
     def allowed(self, info: Info) -> Sequence[TokenIds]:
-        return [self._written("action", command) for command in info["admissible_commands"]]
+        return [self._of(command) for command in info["admissible_commands"]]
+
+    def _of(self, command: str) -> TokenIds:
+        """The reply that stands for `command`, without the stop token."""
+        return self._written("action", command)
 
     def _read(self, reply: TokenIds, names: Sequence[str]) -> "Action":
         """The action of a reply. Raises Unreadable with the kind of its fault."""
@@ -190,12 +194,6 @@ class SearchReplies(TaggedReplies):
         except Unreadable as refused:
             return "", refused.kind
         return f"{action.tag}[{action.text}]", Searched.TRAILING if action.trailing else Searched(action.tag)
-
-    def action(self, command: str) -> TokenIds:
-        return _ended(self._of(command), self._tokenizer)
-
-    def allowed(self, info: Info) -> Sequence[TokenIds]:
-        return [self._of(command) for command in info["admissible_commands"]]
 
     def _of(self, command: str) -> TokenIds:
         found = re.fullmatch(r"(search|answer)\[(.*)\]", command, re.DOTALL)

@@ -7,7 +7,7 @@ admissible commands again at each step.
 
 from collections.abc import Sequence
 
-from actors.core import Prompt, load_prompt
+from actors.core import Prompt, build_prompt
 from actors.demonstrations import demonstrate
 from deploy.bench.figures import Figures
 from deploy.bench.policy import Policy
@@ -18,12 +18,8 @@ WINDOW = {"name": "window"}
 
 def measure(policy: Policy, tasks: Sequence[str]) -> Figures:
     """Tokens a step of both prompts on `tasks`, and how many times fewer `append` takes."""
-    window_module = load_prompt(WINDOW["name"])
-    settings = {name: value for name, value in WINDOW.items() if name != "name"}
     append = _tokens_per_step(policy, policy.world.prompt, tasks)
-    window = _tokens_per_step(
-        policy, window_module.build(window_module.Config(**settings), policy.world.tokenizer), tasks
-    )
+    window = _tokens_per_step(policy, build_prompt(WINDOW, policy.world.tokenizer), tasks)
     return {
         "append_tokens_per_step": append,
         "window_tokens_per_step": window,

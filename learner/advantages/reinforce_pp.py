@@ -15,7 +15,7 @@ from pydantic import Field
 
 from learner.baselines import Float64Array, check_group_size, relative, whiten
 from learner.batch import span_tokens
-from learner.core import Algorithm, Rows
+from learner.core import Algorithm, IntArray, Rows
 from learner.rewards import RewardConfig, episode_returns, returns_to_go, shaping, token_kl, token_rewards
 
 
@@ -41,25 +41,21 @@ class ReinforcePlusPlus:
     def compute(self, rows: Rows) -> Rows:
         """Tokens of an episode whose return is NaN get advantage 0 and do not enter the statistics."""
         owner, positions = span_tokens(rows.action)
-        returns = self._returns(rows)[positions]
-        returns[np.isnan(rows.task_return)[rows.episode[owner]]] = np.nan
+        episode = rows.episode[owner]
+        returns = self._returns(rows, positions, episode)
+        returns[np.isnan(rows.task_return)[episode]] = np.nan
         advantages = np.zeros(rows.tokens, np.float32)
         advantages[positions] = whiten(returns, self.config.epsilon)
         return replace(rows, advantages=advantages)
 
-    def _returns(self, rows: Rows) -> Float64Array:
-        """(N,) of action tokens, before the normalisation."""
+    def _returns(self, rows: Rows, positions: IntArray, episode: IntArray) -> Float64Array:
+        """(n,) before the normalisation, of the action tokens at `positions` (n,), of the episodes (ids, (n,))."""
         config = self.config
-        owner, positions = span_tokens(rows.action)
-        episode = rows.episode[owner]
-        grouped = config.baseline == "group"
-        rewards = -token_kl(rows, config) if grouped else token_rewards(rows, config)
-        returns = np.zeros(rows.tokens)
-        returns[positions] = returns_to_go(rewards[positions], episode, config.gamma)
-        if grouped:
-            outcome = episode_returns(rows, shaping(rows, config))
-            returns[positions] += relative(outcome, rows.episode_group, "none", 0.0)[episode]
-        return returns
+        if config.baseline == "none":
+            return returns_to_go(token_rewards(rows, config)[positions], episode, config.gamma)
+        outcome = episode_returns(rows, shaping(rows, config))
+        kl = returns_to_go(-token_kl(rows, config)[positions], episode, config.gamma)
+        return kl + relative(outcome, rows.episode_group, "none", 0.0)[episode]
 
 
 def build(config: Config) -> Algorithm:

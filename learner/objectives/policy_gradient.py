@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from learner.aggregation import Aggregation, spread_groups, token_shares
-from learner.batch import span_tokens, token_weights
+from learner.batch import rows_with, token_weights
 from learner.core import Need, Objective, Rows, Scores, Stream, Update
 from learner.ratios import (
     Importance,
@@ -125,7 +125,7 @@ class PolicyGradient:
         groups = self._groups(rows, counted, spread)
         shares = token_shares(rows, config.aggregation, counted, groups, config.episode_tokens)
         weights = token_weights(rows, rows.action, config.coefficient * shares)
-        live = _rows_with_advantage(rows)
+        live = rows_with(rows, rows.advantages != 0)
         if config.skip_zero_advantage:
             weights *= np.repeat(live, np.diff(rows.row_start))
         streams, metrics = without_empty(self.name, [Stream(rows, "fresh", weights)])
@@ -217,14 +217,6 @@ class PolicyGradient:
 
 def build(config: Config) -> Objective:
     return PolicyGradient(config)
-
-
-def _rows_with_advantage(rows: Rows) -> NDArray[np.bool_]:
-    """(R,)"""
-    token_row, _ = span_tokens(np.stack([rows.row_start[:-1], rows.row_start[1:]], axis=1))
-    live = np.zeros(len(rows.row_start) - 1, np.bool_)
-    live[token_row[rows.advantages != 0]] = True
-    return live
 
 
 def _share(mask: NDArray[np.bool_]) -> Metric:

@@ -24,6 +24,13 @@ from protos.records import (
 )
 
 VOCABULARY = 11
+AGGREGATIONS = [
+    {"aggregation": "group"},
+    {"aggregation": "token"},
+    {"aggregation": "sequence"},
+    {"aggregation": "reply"},
+    {"aggregation": "constant", "episode_tokens": 10},
+]
 
 
 def transition(action: Span, observation: Span, log_probs=None, **fields) -> Transition:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from learner_rows import (
+    AGGREGATIONS,
     Bigram,
     assert_same,
     generator,
@@ -26,13 +27,6 @@ from learner.objectives import policy_gradient
 from protos.records import Group, Sequence, Stop, Transition
 from protos.telemetry import reduce_metrics
 
-AGGREGATIONS = [
-    {"aggregation": "group"},
-    {"aggregation": "token"},
-    {"aggregation": "sequence"},
-    {"aggregation": "reply"},
-    {"aggregation": "constant", "episode_tokens": 10},
-]
 DECOUPLED = {"proximal": "recomputed"}
 OPTIONS = [
     {},

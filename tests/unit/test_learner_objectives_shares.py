@@ -7,20 +7,22 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from learner_rows import Bigram, assert_same, episode, generator, group, objective, random_groups, scores_of
+from learner_rows import (
+    AGGREGATIONS,
+    Bigram,
+    assert_same,
+    episode,
+    generator,
+    group,
+    objective,
+    random_groups,
+    scores_of,
+)
 
 from learner.advantages import gigpo
 from learner.batch import pack
 from learner.core import Rows
 from protos.records import Stop
-
-AGGREGATIONS = [
-    {"aggregation": "group"},
-    {"aggregation": "token"},
-    {"aggregation": "sequence"},
-    {"aggregation": "reply"},
-    {"aggregation": "constant", "episode_tokens": 10},
-]
 
 
 def two_groups(cut: tuple[int, ...] = ()) -> Rows:
