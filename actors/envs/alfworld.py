@@ -17,6 +17,7 @@ import numpy as np
 
 from actors.core import Info
 from actors.envs import household
+from actors.envs.household import game_fingerprint
 from actors.envs.household.expert import expert
 from actors.envs.household.folder import GAME
 from actors.envs.household.tasks import draw_task, task_ids
@@ -24,7 +25,7 @@ from actors.envs.household.texts import REFUSAL
 from actors.envs.household.vocabulary import tokenizer
 from protos.errors import ConfigError, EnvironmentFailure
 
-__all__ = ["Alfworld", "Config", "build", "expert", "task_ids", "tokenizer"]
+__all__ = ["Alfworld", "Config", "build", "expert", "game_fingerprint", "task_ids", "tokenizer"]
 
 
 class Config(household.Config, frozen=True, use_attribute_docstrings=True):
